@@ -1,0 +1,49 @@
+# The commands of this project. Any Python 3.10-3.13 with pip will do:  make demo PYTHON=python3.12
+PYTHON ?= python3
+VENV   ?= .venv
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
+BIN := $(VENV)/bin
+endif
+PY := $(BIN)/python
+
+.PHONY: help demo test check lab build clean
+help:
+	@echo "make demo    set up, fetch the model (98 MB), generate text, and compare with transformers"
+	@echo "make lab     set up and open JupyterLab in labs/"
+	@echo "make test    every test, the same that CI runs"
+	@echo "make check   format, lint, types and the fast tests, in under a minute"
+	@echo "make build   rebuild the notebooks from solutions/*.py, executed"
+	@echo "make clean   remove the virtual environment and caches of this folder"
+
+# One stamp per set of extras; pip does nothing when all is there.
+$(VENV)/.base: pyproject.toml checks/install.py
+	$(PYTHON) checks/install.py --venv $(VENV)
+	@touch $@
+$(VENV)/.all: pyproject.toml checks/install.py
+	$(PYTHON) checks/install.py --venv $(VENV) --extras all
+	@touch $@ $(VENV)/.base
+
+demo: $(VENV)/.base
+	$(PY) -m minivllm fetch smollm2-135m
+	$(PY) -m minivllm.bench.demo
+
+lab: $(VENV)/.all
+	$(PY) -m minivllm fetch smollm2-135m
+	cd labs && ../$(PY) -m jupyterlab
+
+test: $(VENV)/.all
+	$(PY) -m pytest tests -p no:cacheprovider $(PYTEST_ARGS)
+
+check: $(VENV)/.all
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest tests -q -m "not slow" -x $(PYTEST_ARGS)
+
+build: $(VENV)/.all
+	$(PY) -m checks build --execute
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

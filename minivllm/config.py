@@ -1,0 +1,202 @@
+"""EngineConfig: every setting of the engine, vLLM's names, checked once at start. Pure Python.
+
+Settings that depend on the device (`max_num_seqs=None`, ...) are filled in by `EngineConfig.resolved(device_type)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+POLICIES = ("fcfs", "priority")
+ATTENTION_BACKENDS = ("auto", "naive", "reference", "cpu")
+GENERATION_CONFIGS = ("auto", "vllm")
+
+# Names vLLM's LLM() takes that this engine does not serve, with the values that change nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "quantization": (None,),
+    "speculative_config": (None,),
+    "enable_lora": (False,),
+    "enforce_eager": (True, None),
+    "trust_remote_code": (False,),
+    "kv_cache_dtype": ("auto",),
+    "cpu_offload_gb": (0,),
+    "swap_space": (0,),
+    "tokenizer_mode": ("auto",),
+    "skip_tokenizer_init": (False,),
+    "disable_log_stats": (True, None),
+    "revision": (None,),
+    "tokenizer_revision": (None,),
+}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine is built. Frozen; raises ValueError naming the field, its value, the limit and the fix.
+
+    Model
+        model: "smollm2-135m", a Hugging Face folder, a .gguf file, or a Hub id.   tokenizer: a folder, None is the model's.
+        dtype: "auto" (measured on CPU; bfloat16 or float16 on CUDA), "float32", "bfloat16", "float16".
+        load_format: "auto", "safetensors", "gguf", or "dummy" (random weights from the config alone).
+        seed: keys the noise of requests that bring no seed of their own, and dummy weights.
+        generation_config: "auto" uses the model's generation_config.json for default sampling, "vllm" does not.
+        device: "auto", "cpu" or "cuda".
+    KV cache
+        block_size: token slots per block.   enable_prefix_caching: reuse KV of equal prefixes.
+        kv_cache_memory_bytes: KV pool size in bytes; None is a share of free RAM on CPU, profiled on CUDA.
+        gpu_memory_utilization: share of the GPU's memory for weights, activations and KV together.
+        num_gpu_blocks_override: number of blocks, whatever the memory (includes the null block).
+    Scheduler
+        max_model_len: longest sequence, prompt + output, in tokens; None fits itself to the model and the pool.
+        max_num_batched_tokens: token budget of a step.   max_num_seqs: most requests running at once.
+        enable_chunked_prefill: a prompt may be computed in several steps; without it the budget must hold max_model_len.
+        long_prefill_token_threshold: most tokens of one prompt per step while others run; 0 is off.
+        scheduling_policy: "fcfs" or "priority" (lower priority value first).
+    """
+
+    model: str = "smollm2-135m"
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    load_format: str = "auto"
+    seed: int = 0
+    generation_config: str = "auto"
+    device: str = "auto"
+    attention_backend: str = "auto"
+    max_model_len: int | None = None
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    num_gpu_blocks_override: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+        """Build from vLLM-style keyword arguments. A vLLM setting that is not served is refused by name unless it asks for
+        nothing; an unknown name is refused with the nearest known one."""
+        names = [f.name for f in dataclasses.fields(cls)]
+        own: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name in names:
+                own[name] = value
+            elif name in _UNSUPPORTED:
+                if value not in _UNSUPPORTED[name]:
+                    raise ValueError(f"{name}={value!r} is not supported by minivllm; leave it at {_UNSUPPORTED[name][0]!r}.")
+            else:
+                close = difflib.get_close_matches(name, names + list(_UNSUPPORTED), n=1)
+                raise ValueError(f"EngineConfig has no setting {name!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+        return cls(**own)
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("dtype", DTYPES),
+            ("load_format", LOAD_FORMATS),
+            ("generation_config", GENERATION_CONFIGS),
+            ("device", ("auto", "cpu", "cuda")),
+            ("attention_backend", ATTENTION_BACKENDS),
+            ("scheduling_policy", POLICIES),
+        ):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}.")
+        if not isinstance(self.model, str) or not self.model:
+            raise ValueError(f"model must be a name or a path, got {self.model!r}.")
+        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        self._need_int("seed", None)
+        self._need_int("block_size", 1)
+        self._need_int("long_prefill_token_threshold", 0)
+        for name, low in (
+            ("max_model_len", 2),  # one prompt token and one output token
+            ("kv_cache_memory_bytes", 1),
+            ("num_gpu_blocks_override", 2),  # the null block and one to use
+            ("max_num_batched_tokens", 1),
+            ("max_num_seqs", 1),
+        ):
+            if getattr(self, name) is not None:
+                self._need_int(name, low)
+        u = self.gpu_memory_utilization
+        if not isinstance(u, (int, float)) or isinstance(u, bool) or not 0 < u <= 1:
+            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {u!r}.")
+        budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if budget is not None:
+            if seqs is not None and seqs > budget:
+                raise ValueError(
+                    f"max_num_seqs={seqs} is larger than max_num_batched_tokens={budget}: a step could not give every running"
+                    " request its one token. Raise max_num_batched_tokens or lower max_num_seqs."
+                )
+            if self.long_prefill_token_threshold > budget:
+                raise ValueError(
+                    f"long_prefill_token_threshold={self.long_prefill_token_threshold} is larger than"
+                    f" max_num_batched_tokens={budget} and would never apply. Lower it, or set it to 0 (off)."
+                )
+            if not self.enable_chunked_prefill and self.max_model_len is not None and self.max_model_len > budget:
+                raise ValueError(
+                    f"max_model_len={self.max_model_len} is larger than max_num_batched_tokens={budget}, and with"
+                    " enable_chunked_prefill=False a prompt must fit into one step. Raise the budget or lower max_model_len."
+                )
+
+    def _need_int(self, name: str, low: int | None) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or (low is not None and value < low):
+            rule = "an integer" if low is None else f"an integer of at least {low}"
+            raise ValueError(f"{name} must be {rule}, got {value!r}.")
+
+    def resolved(self, device_type: str) -> EngineConfig:
+        """A copy with the device's defaults filled in ("cpu" or "cuda"). `max_model_len` stays None: only the KV pool knows."""
+        seqs_default, budget_default = (64, 1024) if device_type == "cpu" else (256, 8192)
+        seqs, budget = self.max_num_seqs, self.max_num_batched_tokens
+        if budget is None:
+            budget = max(budget_default, seqs or 0, self.long_prefill_token_threshold)
+            if not self.enable_chunked_prefill and self.max_model_len is not None:
+                budget = max(budget, self.max_model_len)
+        if seqs is None:
+            seqs = min(seqs_default, budget)
+        return dataclasses.replace(self, max_num_seqs=seqs, max_num_batched_tokens=budget)
+
+    def fit_max_model_len(self, model_max_len: int, num_blocks: int) -> EngineConfig:
+        """A copy whose `max_model_len` is settled, given what the model was trained for and the pool (null block included).
+
+        None becomes the most both allow (and one step, without chunked prefill); an explicit one that does not fit is refused.
+        """
+        pool = (num_blocks - 1) * self.block_size
+        step = self.max_num_batched_tokens or pool
+        wanted = self.max_model_len
+        if wanted is None:
+            limit = min(model_max_len, pool)
+            if not self.enable_chunked_prefill:
+                limit = min(limit, step)
+            if limit < 2:
+                raise ValueError(
+                    f"The KV pool of {num_blocks - 1} usable blocks of {self.block_size} holds {pool} tokens: too small for any"
+                    " request. Raise kv_cache_memory_bytes or num_gpu_blocks_override."
+                )
+            return dataclasses.replace(self, max_model_len=limit)
+        if wanted > model_max_len:
+            raise ValueError(
+                f"max_model_len={wanted} is more than the model's max_position_embeddings={model_max_len}. Lower max_model_len."
+            )
+        if wanted > pool:
+            raise ValueError(
+                f"max_model_len={wanted} does not fit the KV pool: {num_blocks - 1} usable blocks of {self.block_size} hold"
+                f" {pool} tokens. Lower max_model_len to {pool}, or raise kv_cache_memory_bytes"
+                " (gpu_memory_utilization on a GPU, or num_gpu_blocks_override if you set it)."
+            )
+        if not self.enable_chunked_prefill and wanted > step:
+            raise ValueError(
+                f"max_model_len={wanted} is larger than max_num_batched_tokens={step}, and with enable_chunked_prefill=False"
+                " a prompt must fit into one step. Raise the budget or lower max_model_len."
+            )
+        return self
