@@ -20,7 +20,7 @@ _HOMES = {
     "RequestOutput": "minivllm.outputs",
     "CompletionOutput": "minivllm.outputs",
 }
-__all__ = ["LLM", "SamplingParams", "EngineConfig", "Components", "RequestOutput", "CompletionOutput", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "Components", "EngineConfig", "RequestOutput", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from minivllm.components import Components

@@ -24,8 +24,8 @@ logger = logging.getLogger("minivllm")
 
 @dataclass(frozen=True)
 class Seam:
-    """One replaceable part. `file` is relative to `minivllm/` and to a student's `my_engine/`; `attribute` is the part's name in it;
-    `capabilities` is all that the reference can do; `contract` is what an implementation must offer, in words."""
+    """One replaceable part. `file` is relative to `minivllm/` and to a student's `my_engine/`; `attribute` is the part's name
+    in it; `capabilities` is all that the reference can do; `contract` is what an implementation must offer, in words."""
 
     name: str
     file: str
@@ -46,7 +46,13 @@ SEAMS: dict[str, Seam] = {
     s.name: s
     for s in (
         _seam("block_hash", "core/block_hash.py", "hash_block", "salt", "hash_block(parent, tokens, extra) -> hashable"),
-        _seam("block_pool", "core/block_pool.py", "BlockPool", "allocate, caching", "class: allocate(n), free(blocks), touch(blocks)"),
+        _seam(
+            "block_pool",
+            "core/block_pool.py",
+            "BlockPool",
+            "allocate, caching",
+            "class: allocate(n), free(blocks), touch(blocks)",
+        ),
         _seam(
             "kv_cache_manager",
             "core/kv_cache_manager.py",
@@ -102,7 +108,9 @@ SEAMS: dict[str, Seam] = {
 
 
 class Components(Mapping[str, Any]):
-    """A set of replaced parts, seam name -> part. What is not in it is the reference. Raises ValueError for a name that is no seam."""
+    """A set of replaced parts, seam name -> part. What is not in it is the reference.
+
+    Raises ValueError for a name that is no seam, and for a part that cannot be called."""
 
     def __init__(self, parts: Mapping[str, Any] | None = None) -> None:
         self._parts: dict[str, Any] = {}
@@ -133,8 +141,8 @@ class Components(Mapping[str, Any]):
         return frozenset(getattr(self._parts[name], "capabilities", seam.capabilities))
 
     def require(self, name: str, capability: str, asked_for: str | None) -> bool:
-        """Whether the part can do `capability`. If not: raises ValueError when `asked_for` says who asked for it explicitly, else
-        logs one line and returns False, and the caller switches the feature off."""
+        """Whether the part can do `capability`. If not: raises ValueError when `asked_for` says who asked for it explicitly,
+        else logs one line and returns False, and the caller switches the feature off."""
         if capability in self.capabilities(name):
             return True
         if asked_for:
@@ -148,8 +156,8 @@ class Components(Mapping[str, Any]):
     def from_dir(cls, folder: str | Path) -> Components:
         """Load the parts found in a folder laid out like `minivllm/` (a student's `my_engine/`).
 
-        A file may define the seam's attribute itself, or functions the reference part is built from (`sampling/logits.py`: `build`
-        in SEAM_FILES). Raises FileNotFoundError if there is no such folder, ValueError naming a file that fails to load.
+        A file may define the seam's attribute itself; `sampling/logits.py` may define functions that the reference sampler is
+        then built from. Raises FileNotFoundError if there is no such folder, ValueError naming a file that fails to load.
         """
         root = Path(folder)
         if not root.is_dir():
@@ -165,7 +173,9 @@ class Components(Mapping[str, Any]):
 
             parts["sampler"] = sampler_from(load_file(logits_file))
         if not parts:
-            raise ValueError(f"{root} holds none of the component files: {', '.join(sorted({s.file for s in SEAMS.values()}))}.")
+            raise ValueError(
+                f"{root} holds none of the component files: {', '.join(sorted({s.file for s in SEAMS.values()}))}."
+            )
         return cls(parts)
 
     def describe(self) -> str:

@@ -145,7 +145,9 @@ class SamplingParams:
         need(self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63), "seed", "None or a 64-bit integer")
         need(all(isinstance(s, str) and s for s in self.stop), "stop", "made of non-empty strings")
         need(
-            all(_is_int(t) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", "a list of token ids (integers, at least 0)"
+            all(_is_int(t) and t >= 0 for t in self.stop_token_ids),
+            "stop_token_ids",
+            "a list of token ids (integers, at least 0)",
         )
         need(isinstance(self.ignore_eos, bool), "ignore_eos", "True or False")
         need(

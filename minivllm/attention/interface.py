@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-# write_kv(key [T, Hkv, D], value [T, Hkv, D], kv_cache, slot_mapping [T] int64) -> None, in place. Every row's, before any attends.
+# write_kv(key [T, Hkv, D], value [T, Hkv, D], kv_cache, slot_mapping [T] int64) -> None, in place; the whole batch at once.
 WriteKV = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 # decode(q [B, H, D], kv_cache, block_tables [B, M] int32, seq_lens [B] int32, *, scale, sliding_window=None) -> [B, H, D]
 Decode = Callable[..., torch.Tensor]

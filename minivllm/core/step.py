@@ -68,8 +68,8 @@ class CachedRequestData:
 class SchedulerOutput:
     """One step's work order. `num_scheduled_tokens[req]` tokens are computed for each request, positions
     num_computed_tokens .. num_computed_tokens + n - 1. A request whose n reaches the end of its known tokens yields a sampled
-    token (plus verified drafts); others (a prefill chunk) yield none. Workers drop `finished_req_ids` and `preempted_req_ids` from
-    their batch before the step."""
+    token (plus verified drafts); others (a prefill chunk) yield none. Workers drop `finished_req_ids` and
+    `preempted_req_ids` from their batch before the step."""
 
     step_id: int
     scheduled_new_reqs: list[NewRequestData] = field(default_factory=list)
@@ -124,8 +124,8 @@ class StepHandle(Protocol):
 
 
 class Executor(Protocol):
-    """The data plane as the control plane sees it. Implementations: worker.model_runner.ModelRunner (real), sim.echo.EchoExecutor
-    (integers, exact), and the deferred one tests use for asynchrony."""
+    """The data plane as the control plane sees it. Implementations: worker.model_runner.ModelRunner (real),
+    sim.echo.EchoExecutor (integers, exact), and the deferred one tests use for asynchrony."""
 
     num_blocks: int
 

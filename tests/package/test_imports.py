@@ -1,0 +1,81 @@
+"""Who may know whom. A room that may not know torch is imported in a process of its own, and torch must not be there."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "minivllm"
+NOTEBOOK_PACKAGES = {"IPython", "ipywidgets", "matplotlib", "nbformat", "nbclient", "jupytext", "nbval", "checks"}
+ON_USE_ONLY = {"gguf", "msgspec", "numba", "triton", "transformers", "huggingface_hub"} | NOTEBOOK_PACKAGES
+
+
+def modules_of(*rooms: str) -> list[str]:
+    files = [p for room in rooms for p in sorted((PACKAGE / room).glob("*.py"))]
+    return [str(p.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__") for p in files]
+
+
+def modules_loaded_by(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT).stdout.split())
+
+
+@pytest.mark.parametrize("module", ["minivllm", "minivllm.cli", "minivllm.config", *modules_of("core", "text")])
+def test_is_imported_without_torch(module: str):
+    loaded = modules_loaded_by(f"import {module}")
+    assert "torch" not in loaded
+    assert "transformers" not in loaded
+
+
+def test_importing_the_package_loads_nothing_but_itself():
+    loaded = modules_loaded_by("import minivllm")
+    assert not {"numpy", "tokenizers", "jinja2", "asyncio"} & loaded
+    assert {m for m in loaded if m.startswith("minivllm")} == {"minivllm"}
+
+
+def top_level_imports(path: Path) -> set[str]:
+    """Names of packages imported when the module is imported (not inside functions, not for type checkers)."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_what_may_be_missing_is_imported_where_it_is_used(path: Path):
+    assert not top_level_imports(path) & ON_USE_ONLY
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_engine_never_imports_the_course(path: Path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+        assert not {n.split(".")[0] for n in names} & NOTEBOOK_PACKAGES if isinstance(node, (ast.Import, ast.ImportFrom)) else True
+
+
+ROOMS_A_ROOM_MAY_IMPORT = {
+    "core": {"core", "config", "sampling_params", "components"},
+    "text": {"text"},
+    "attention": {"attention"},
+    "models": {"models", "attention"},
+    "sampling": {"sampling", "core", "sampling_params"},
+    "worker": {"worker", "core", "models", "attention", "sampling", "config", "components", "sampling_params"},
+    "sim": {"sim", "core", "config", "sampling_params"},
+}
+
+
+@pytest.mark.parametrize("room", ROOMS_A_ROOM_MAY_IMPORT)
+def test_rooms_know_only_the_rooms_below_them(room: str):
+    for path in (PACKAGE / room).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minivllm."):
+                other = (node.module or "").split(".")[1]
+                assert other in ROOMS_A_ROOM_MAY_IMPORT[room], f"{path.name} imports minivllm.{other}"
