@@ -49,16 +49,18 @@ class EngineConfig:
         generation_config: "auto" uses the model's generation_config.json for default sampling, "vllm" does not.
         device: "auto", "cpu" or "cuda".
     KV cache
-        block_size: token slots per block.   enable_prefix_caching: reuse KV of equal prefixes.
+        block_size: token slots per block.   enable_prefix_caching: reuse KV of equal prefixes; None is on, unless a replaced
+        component cannot (True refuses such a component).
         kv_cache_memory_bytes: KV pool size in bytes; None is a share of free RAM on CPU, profiled on CUDA.
         gpu_memory_utilization: share of the GPU's memory for weights, activations and KV together.
         num_gpu_blocks_override: number of blocks, whatever the memory (includes the null block).
     Scheduler
         max_model_len: longest sequence, prompt + output, in tokens; None fits itself to the model and the pool.
         max_num_batched_tokens: token budget of a step.   max_num_seqs: most requests running at once.
-        enable_chunked_prefill: a prompt may be computed in several steps; without it the budget must hold max_model_len.
-        long_prefill_token_threshold: most tokens of one prompt per step while others run; 0 is off.
-        scheduling_policy: "fcfs" or "priority" (lower priority value first).
+        enable_chunked_prefill: a prompt may be computed in several steps; without it the budget must hold
+        max_model_len. None is on, unless a replaced scheduler cannot (True refuses such a scheduler).
+        long_prefill_token_threshold: most tokens of one prompt per step while others run; 0 is off. scheduling_policy:
+        "fcfs" or "priority" (lower priority value first).
     """
 
     model: str = "smollm2-135m"
@@ -71,13 +73,13 @@ class EngineConfig:
     attention_backend: str = "auto"
     max_model_len: int | None = None
     block_size: int = 16
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool | None = None
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    enable_chunked_prefill: bool = True
+    enable_chunked_prefill: bool | None = None
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
 
@@ -113,8 +115,8 @@ class EngineConfig:
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"model must be a name or a path, got {self.model!r}.")
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+            if not isinstance(getattr(self, name), (bool, type(None))):
+                raise ValueError(f"{name} must be True, False, or None (on where possible), got {getattr(self, name)!r}.")
         self._need_int("seed", None)
         self._need_int("block_size", 1)
         self._need_int("long_prefill_token_threshold", 0)
@@ -130,6 +132,11 @@ class EngineConfig:
         u = self.gpu_memory_utilization
         if not isinstance(u, (int, float)) or isinstance(u, bool) or not 0 < u <= 1:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {u!r}.")
+        if self.enable_chunked_prefill is False and self.long_prefill_token_threshold:
+            raise ValueError(
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} cuts long prompts into chunks, which"
+                " enable_chunked_prefill=False forbids. Set the threshold to 0, or allow chunks."
+            )
         budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if budget is not None:
             if seqs is not None and seqs > budget:
@@ -142,7 +149,7 @@ class EngineConfig:
                     f"long_prefill_token_threshold={self.long_prefill_token_threshold} is larger than"
                     f" max_num_batched_tokens={budget} and would never apply. Lower it, or set it to 0 (off)."
                 )
-            if not self.enable_chunked_prefill and self.max_model_len is not None and self.max_model_len > budget:
+            if self.enable_chunked_prefill is False and self.max_model_len is not None and self.max_model_len > budget:
                 raise ValueError(
                     f"max_model_len={self.max_model_len} is larger than max_num_batched_tokens={budget}, and with"
                     " enable_chunked_prefill=False a prompt must fit into one step. Raise the budget or lower max_model_len."
@@ -160,7 +167,7 @@ class EngineConfig:
         seqs, budget = self.max_num_seqs, self.max_num_batched_tokens
         if budget is None:
             budget = max(budget_default, seqs or 0, self.long_prefill_token_threshold)
-            if not self.enable_chunked_prefill and self.max_model_len is not None:
+            if self.enable_chunked_prefill is False and self.max_model_len is not None:
                 budget = max(budget, self.max_model_len)
         if seqs is None:
             seqs = min(seqs_default, budget)
@@ -176,7 +183,7 @@ class EngineConfig:
         wanted = self.max_model_len
         if wanted is None:
             limit = min(model_max_len, pool)
-            if not self.enable_chunked_prefill:
+            if self.enable_chunked_prefill is False:
                 limit = min(limit, step)
             if limit < 2:
                 raise ValueError(
@@ -194,7 +201,7 @@ class EngineConfig:
                 f" {pool} tokens. Lower max_model_len to {pool}, or raise kv_cache_memory_bytes"
                 " (gpu_memory_utilization on a GPU, or num_gpu_blocks_override if you set it)."
             )
-        if not self.enable_chunked_prefill and wanted > step:
+        if self.enable_chunked_prefill is False and wanted > step:
             raise ValueError(
                 f"max_model_len={wanted} is larger than max_num_batched_tokens={step}, and with enable_chunked_prefill=False"
                 " a prompt must fit into one step. Raise the budget or lower max_model_len."

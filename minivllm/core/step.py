@@ -36,6 +36,7 @@ class EngineCoreRequest:
     priority: int = 0
     cache_salt: str | None = None
     lora_digest: str | None = None
+    skip_reading_prefix_cache: bool = False  # compute every prompt position (prompt_logprobs need them all)
 
 
 @dataclass(slots=True)

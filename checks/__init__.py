@@ -1,0 +1,53 @@
+"""The labs' other half: what a notebook imports, the exercises' checks, and how notebooks are made.
+
+    from checks import check, hint, skip, solution, predict, quiz, start, progress, reset, use
+
+    student/     the verbs above and the student's folder      exercises/   cases, judges, hints
+    sandbox/     runs a cell in a process that can be killed   quizzes/     questions, with a word on every answer
+    authoring/   python -m checks build                        __main__.py  build, status
+
+Used from a clone; the wheel contains minivllm only. Names are resolved on first use, so that importing one costs little.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "check": "checking",
+    "CheckFailed": "failure",
+    "hint": "help",
+    "skip": "help",
+    "solution": "help",
+    "reset": "help",
+    "predict": "quiz",
+    "recall": "quiz",
+    "quiz": "quiz",
+    "components": "engine",
+    "use": "engine",
+    "start": "lab",
+    "progress": "overview",
+    "show": "figures",
+    "live": "figures",
+    "save_result": "results",
+    "journey": "results",
+}
+__all__ = list(_HOMES)
+
+if TYPE_CHECKING:
+    from checks.student.checking import check
+    from checks.student.engine import components, use
+    from checks.student.failure import CheckFailed
+    from checks.student.figures import live, show
+    from checks.student.help import hint, reset, skip, solution
+    from checks.student.lab import start
+    from checks.student.overview import progress
+    from checks.student.quiz import predict, quiz, recall
+    from checks.student.results import journey, save_result
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"checks.student.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'checks' has no attribute {name!r}")

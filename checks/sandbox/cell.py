@@ -1,0 +1,99 @@
+"""What can be read from an exercise cell without running it. Pure `ast`; shared by the check, the builder and the child."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+VERBS = ("check", "hint", "skip", "solution", "reset", "predict", "quiz", "progress", "use", "start")
+
+
+def own_statements(tree: ast.Module) -> list[ast.stmt]:
+    """The cell's top-level statements without `from checks import ...` and without calls of what that brings (`check("2.1")`)."""
+
+    def is_ours(node: ast.stmt) -> bool:
+        if isinstance(node, ast.ImportFrom):
+            return node.module == "checks"
+        call = node.value if isinstance(node, ast.Expr) else None
+        return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in VERBS
+
+    return [node for node in tree.body if not is_ours(node)]
+
+
+def own_source(source: str) -> str:
+    """The text of `own_statements`, comments between them included."""
+    tree = ast.parse(source)
+    kept = {id(node) for node in own_statements(tree)}
+    lines = source.splitlines()
+    for node in tree.body:
+        if id(node) not in kept:
+            lines[first_line(node) - 1 : node.end_lineno] = [""] * ((node.end_lineno or 0) - first_line(node) + 1)
+    return "\n".join(lines).strip() + "\n"
+
+
+def first_line(node: ast.stmt) -> int:
+    """Where a statement begins, its decorators included."""
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(d.lineno for d in decorators)])
+
+
+def name_of(signature: str) -> str:
+    """ "BlockPool.free(blocks)" -> "BlockPool.free" """
+    return signature.partition("(")[0].strip()
+
+
+def find_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    """The definition of a function ("f") or a method ("C.f") at the top of a module; of several, the last."""
+    body: list[ast.stmt] = tree.body
+    *classes, function = name.split(".")
+    for wanted in classes:
+        found = [node for node in body if isinstance(node, ast.ClassDef) and node.name == wanted]
+        if not found:
+            return None
+        body = found[-1].body
+    functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == function]
+    return functions[-1] if functions else None
+
+
+def body_without_docstring(function: ast.FunctionDef) -> list[ast.stmt]:
+    first = function.body[0]
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    return function.body[1:] if is_docstring else function.body
+
+
+def is_stub(function: ast.FunctionDef) -> bool:
+    """Whether nothing has been written: the body is `raise NotImplementedError(...)`, `pass`, `...`, or only a docstring."""
+
+    def is_nothing(node: ast.stmt) -> bool:
+        if isinstance(node, ast.Pass):
+            return True
+        if isinstance(node, ast.Expr):
+            return isinstance(node.value, ast.Constant) and node.value.value is ...
+        raised = node.exc if isinstance(node, ast.Raise) else None
+        raised = raised.func if isinstance(raised, ast.Call) else raised
+        return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+
+    return all(is_nothing(node) for node in body_without_docstring(function))
+
+
+def parse_parameters(signature: str) -> ast.arguments | None:
+    """The parameters of "name(a, b, *, c)"; None if they are only hinted at ("name(...)")."""
+    try:
+        node = ast.parse(f"def f({signature.partition('(')[2]}: pass").body[0]
+    except SyntaxError:
+        return None
+    assert isinstance(node, ast.FunctionDef)
+    return node.args
+
+
+def bound_names(node: ast.stmt) -> Iterator[str]:
+    """The names a top-level statement defines."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        for alias in node.names:
+            yield alias.asname or alias.name.partition(".")[0]
+    else:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                yield inner.id

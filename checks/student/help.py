@@ -1,0 +1,83 @@
+"""hint, skip, solution, reset: what a student can ask for beside a check."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from checks.authoring.source import Missing, answer_source
+from checks.exercises import Row, check_of, has_checks, table
+from checks.sandbox.cell import name_of
+from checks.student.engine import forget_answer
+from checks.student.failure import CheckFailed, row_of
+from checks.student.home import changing_progress
+from checks.student.notebook import calling_namespace
+
+
+def hint(exercise: str) -> None:
+    """Print the hints opened so far and one more."""
+    row = row_of(exercise)
+    hints = check_of(row).hints
+    with changing_progress() as state:
+        entry = state["exercises"].setdefault(row.id, {"status": "tried"})
+        entry["hints"] = opened = min(len(hints), entry.get("hints", 0) + 1)
+    for number, text in enumerate(hints[:opened], start=1):
+        print(f"Hint {number} of {len(hints)} for exercise {row.id}\n{text}\n")
+    if opened == len(hints):
+        print(f'That was the last one. solution("{row.id}") shows an answer; skip("{row.id}") goes on with it.')
+
+
+def solution(exercise: str) -> None:
+    """Print an answer. Yours need not look like it."""
+    row = row_of(exercise)
+    try:
+        text = answer_source(row)
+    except Missing as error:
+        raise CheckFailed(str(error)) from None
+    with changing_progress() as state:
+        state["exercises"].setdefault(row.id, {"status": "tried"})["solution_seen"] = True
+    print(text.rstrip())
+
+
+def skip(exercise: str) -> None:
+    """Go on without solving it: its functions are the reference's, here and in my_engine. Solving it later still counts."""
+    row = row_of(exercise)
+    with changing_progress() as state:
+        entry = state["exercises"].setdefault(row.id, {})
+        if entry.get("status") == "passed":
+            print(f"Exercise {row.id} is passed already: yours stays in use.")
+            return
+        entry["status"] = "skipped"
+    bind_reference(row, calling_namespace())
+    print(f"Exercise {row.id} is skipped: {' and '.join(name_of(f) for f in row.functions)} is the reference from here on.")
+
+
+def reset(what: str) -> None:
+    """Forget an exercise ("2.1") or a whole lab ("02"): what was passed, hints, predictions, answers. Cells are left as they are."""
+    lab = what.zfill(2)
+    rows = [row for row in table().values() if row.id == what or ("." not in what and row.lab == lab)]
+    if not rows or not has_checks(rows[0].lab):
+        raise CheckFailed(f'There is no exercise and no lab {what!r} here. Try reset("2.1") or reset("02").')
+    with changing_progress() as state:
+        for row in rows:
+            state["exercises"].pop(row.id, None)
+        if "." not in what:
+            for kind in ("predictions", "quiz"):
+                state[kind] = {k: v for k, v in state[kind].items() if k.partition(".")[0].zfill(2) != lab}
+    for row in rows:
+        forget_answer(row)
+    print(f"Forgotten: {', '.join(row.id for row in rows)}. Your cells are as they were; running them counts again.")
+
+
+def bind_reference(row: Row, namespace: dict[str, Any]) -> None:
+    """Put the reference's functions under the exercise's names into a notebook."""
+    names = [name_of(f).partition(".")[0] for f in row.functions]
+    if row.file:
+        module = vars(importlib.import_module("minivllm." + row.file.removesuffix(".py").replace("/", ".")))
+    else:
+        module = {"__name__": f"reference_{row.id}"}
+        try:
+            exec(compile(answer_source(row), f"<reference {row.id}>", "exec"), module)
+        except Missing as error:
+            raise CheckFailed(str(error)) from None
+    namespace.update({name: module[name] for name in names})

@@ -1,0 +1,204 @@
+"""quiz and predict: questions answered by typing into a cell, so that the answer lives in the notebook.
+
+The questions are data, checks/quizzes/NN.yaml; the builder writes them into the notebook as text. Where widgets work, radio buttons
+write the line to paste; where they do not, nothing is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from checks.student.failure import CheckFailed
+from checks.student.home import changing_progress, read_progress, student_id
+from checks.student.notebook import current_shell
+
+QUIZZES = Path(__file__).resolve().parents[1] / "quizzes"
+OPEN = "?"  # what stands in a lab where the answer goes
+
+
+@dataclass(frozen=True)
+class Choice:
+    text: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """A choice question (`choices`, `answer` one of them), a numeric one (`draw`: name -> [low, high], `answer` an expression over these
+    names, `slips`: [expression, why] for wrong answers worth a word), or a prediction (choices, no answer: the plot says)."""
+
+    id: str
+    text: str
+    choices: dict[str, Choice]
+    answer: str | None
+    draw: dict[str, tuple[int, int]]
+    slips: tuple[tuple[str, str], ...]
+    why: str
+
+    def numbers(self, student: str) -> dict[str, int]:
+        """This student's numbers."""
+        rng = random.Random(f"{student}:{self.id}")
+        return {name: rng.randint(low, high) for name, (low, high) in self.draw.items()}
+
+
+@lru_cache(maxsize=None)
+def questions(lab: str) -> dict[str, Question]:
+    """The questions and predictions of a lab ("02") by id."""
+    path = QUIZZES / f"{lab}.yaml"
+    rows = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return {
+        row["id"]: Question(
+            id=row["id"],
+            text=row["text"].strip(),
+            choices={str(key): Choice(c["text"], c["why"].strip()) for key, c in row.get("choices", {}).items()},
+            answer=None if row.get("answer") is None else str(row["answer"]),
+            draw={name: (low, high) for name, (low, high) in row.get("draw", {}).items()},
+            slips=tuple((str(s["value"]), s["why"].strip()) for s in row.get("slips", [])),
+            why=row.get("why", "").strip(),
+        )
+        for row in rows
+    }
+
+
+def find_question(question: str) -> Question:
+    """Raises CheckFailed naming the questions there are."""
+    known = questions(str(question).partition(".")[0].zfill(2))
+    if question not in known:
+        raise CheckFailed(f"There is no question {question!r}. There are: {', '.join(known) or 'none in this lab'}.")
+    return known[question]
+
+
+def quiz(question: str, answer: str | float | Callable[..., float] = OPEN) -> None:
+    """Answer a question: `quiz("2.q1", "b")`, or a number. A formula over the drawn numbers, a function, is taken too. Without an answer
+    the question is shown. An answer is explained whether it is right or wrong, and may be changed."""
+    asked = find_question(question)
+    if asked.answer is None:
+        raise CheckFailed(f'{question} is a prediction: predict("{question}", ...).')
+    if answer == OPEN:
+        _show(asked)
+        return
+    right, why = _mark_number(asked, answer) if asked.draw else _mark_choice(asked, answer)
+    with changing_progress() as state:
+        told = answer if isinstance(answer, (str, int, float)) else "a formula"
+        state["quiz"][asked.id] = {"answer": told, "right": right}
+    print(f"{'Right' if right else 'Not this one'}. {why}")
+
+
+def _mark_choice(asked: Question, answer: Any) -> tuple[bool, str]:
+    choice = asked.choices.get(str(answer))
+    if choice is None:
+        raise CheckFailed(f"{asked.id}: {answer!r} is not one of the choices: {', '.join(asked.choices)}.")
+    return str(answer) == asked.answer, choice.why
+
+
+def _mark_number(asked: Question, answer: Any) -> tuple[bool, str]:
+    numbers = asked.numbers(student_id())
+    given = answer(**numbers) if callable(answer) else answer
+    if isinstance(given, str) or not isinstance(given, (int, float)):
+        raise CheckFailed(f"{asked.id} is answered with a number, not {given!r}.")
+    if _close(given, _value(asked.answer or "", numbers)):
+        return True, asked.why
+    for expression, why in asked.slips:
+        if _close(given, _value(expression, numbers)):
+            return False, why
+    return False, f"{given:g} is not it. Try the same with 2 prompt tokens and 3 new ones, on paper."
+
+
+def _value(expression: str, numbers: dict[str, int]) -> float:
+    return float(eval(expression, {"__builtins__": {}}, dict(numbers)))  # an expression of our own YAML file
+
+
+def _close(given: float, wanted: float) -> bool:
+    return math.isclose(given, wanted, rel_tol=0.005)
+
+
+def predict(question: str, answer: str = OPEN) -> None:
+    """Commit to a prediction before the experiment: `predict("2.p1", "line")`. With the question alone it says again, beside the plot,
+    what was predicted, and what that would have meant. A prediction can be changed until it has been recalled."""
+    asked = find_question(question)
+    if asked.answer is not None:
+        raise CheckFailed(f'{question} is a quiz question: quiz("{question}", ...).')
+    made = read_progress()["predictions"].get(asked.id)
+    if answer == OPEN:
+        _show(asked)
+    elif answer not in asked.choices:
+        raise CheckFailed(f"{asked.id}: {answer!r} is not one of the choices: {', '.join(asked.choices)}.")
+    elif made and made.get("recalled") and made["answer"] != answer:
+        print(f"Your prediction was {made['answer']!r}, and you have seen the result. It stays.")
+    else:
+        with changing_progress() as state:
+            state["predictions"][asked.id] = {"answer": answer, "recalled": bool(made and made.get("recalled"))}
+        print(f"Noted: {asked.choices[answer].text} The plot will tell.")
+
+
+def recall(question: str) -> None:
+    """Say again, beside the plot, what was predicted."""
+    asked = find_question(question)
+    with changing_progress() as state:
+        made = state["predictions"].get(asked.id)
+        if made:
+            made["recalled"] = True
+    if made is None:
+        print(f"You made no prediction for {asked.id}. Next time: the surprise is half of the learning.")
+        return
+    choice = asked.choices[made["answer"]]
+    print(f"You predicted: {choice.text}\n{choice.why}")
+
+
+def as_markdown(asked: Question) -> str:
+    """The question as the builder writes it into the notebook. Drawn numbers are the student's, so they come from running the cell."""
+    kind = "Predict" if asked.answer is None else "Question"
+    text = asked.text
+    if asked.draw:
+        letters = {name: f"*{name}*" for name in asked.draw}
+        text = text.format(**letters) + " (Run the cell: your numbers are your own.)"
+    lines = [f"**{kind} {asked.id}** · {text}", ""]
+    lines += [f"- `{key}` · {choice.text}" for key, choice in asked.choices.items()]
+    return "\n".join(lines).rstrip()
+
+
+def _show(asked: Question) -> None:
+    text = asked.text.format(**asked.numbers(student_id())) if asked.draw else asked.text
+    verb = "predict" if asked.answer is None else "quiz"
+    print(f"{asked.id}  {text}")
+    for key, choice in asked.choices.items():
+        print(f"   {key}: {choice.text}")
+    example = next(iter(asked.choices), "1234").join(('"', '"')) if asked.choices else "1234"
+    print(f'Not answered yet. Write your answer in place of "?", as in {verb}("{asked.id}", {example}), and run the cell.')
+    _show_buttons(asked, verb)
+
+
+def _show_buttons(asked: Question, verb: str) -> None:
+    """Radio buttons that write the line to paste. Only in a live front end; the text above is complete without them."""
+    shell = current_shell()
+    if not asked.choices or shell is None or not hasattr(shell, "kernel"):
+        return
+    try:
+        import ipywidgets
+        from IPython.display import display
+    except ImportError:
+        return
+    line = ipywidgets.HTML()
+    buttons = ipywidgets.RadioButtons(
+        options=[(f"{key}: {choice.text}", key) for key, choice in asked.choices.items()],
+        value=None,
+        description=f"{asked.id}",
+        layout={"width": "max-content", "max_width": "100%"},
+    )
+
+    def on_choice(change: dict[str, Any]) -> None:
+        line.value = f'To answer, write: <code>{verb}("{asked.id}", "{change["new"]}")</code>'
+
+    buttons.observe(on_choice, names="value")
+    box = ipywidgets.VBox([buttons, line])
+    # A front end without widgets shows the plain text of the bundle: nothing, since the question stands above.
+    bundle = {"application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": box.model_id}}
+    display({**bundle, "text/plain": ""}, raw=True)

@@ -1,0 +1,330 @@
+"""The `minivllm` command: generate, chat, fetch, bench.
+
+May not import torch, or anything that does, before a command needs it: `minivllm --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import json
+import logging
+import os
+import re
+import sys
+import time
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minivllm import __version__
+from minivllm import config as config_module
+from minivllm.config import EngineConfig
+
+if TYPE_CHECKING:
+    from minivllm.llm import LLM
+    from minivllm.outputs import RequestOutput
+    from minivllm.sampling_params import SamplingParams
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2  # argparse's own
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+DEFAULT_MAX_TOKENS = 256
+_CHOICES = {
+    "dtype": config_module.DTYPES,
+    "load_format": config_module.LOAD_FORMATS,
+    "scheduling_policy": config_module.POLICIES,
+    "attention_backend": config_module.ATTENTION_BACKENDS,
+    "generation_config": config_module.GENERATION_CONFIGS,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code. Errors a user can cause are one message on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["bench"]:  # the benchmarks parse their own arguments
+        return _guarded(lambda: _bench(arguments[1:]))
+    args = _parser().parse_args(arguments)
+    return _guarded(lambda: int(args.run(args)))
+
+
+def _guarded(run: typing.Callable[[], int]) -> int:
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `minivllm generate ... | head`: the reader has seen enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        return 0
+    except (ValueError, OSError, ImportError) as error:
+        print(f"minivllm: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="minivllm", description="A mini LLM inference engine with vLLM's design and names.")
+    parser.add_argument("--version", action="version", version=f"minivllm {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    generate = commands.add_parser("generate", help="complete prompts", description="Complete prompts, all in one batch.")
+    generate.add_argument("prompts", nargs="*", metavar="PROMPT", help="without any, one prompt a line is read from stdin")
+    generate.add_argument("--prompts-file", metavar="FILE", help="one prompt a line; - is stdin")
+    generate.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
+    generate.add_argument("--json", action="store_true", help="one JSON object a line, with token ids and why each ended")
+    _add_sampling_arguments(generate)
+    _add_engine_arguments(generate)
+    generate.set_defaults(run=_generate)
+
+    chat = commands.add_parser("chat", help="talk to a model", description="Talk to a model. /reset forgets, /exit leaves.")
+    chat.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    _add_sampling_arguments(chat)
+    _add_engine_arguments(chat)
+    chat.set_defaults(run=_chat)
+
+    fetch = commands.add_parser(
+        "fetch", help="download a model", description="Fetch a model; the last line of stdout is its folder."
+    )
+    fetch.add_argument("name", metavar="NAME", help='"smollm2-135m", a Hub id, or a .gguf file')
+    fetch.add_argument("--from", dest="source", metavar="FILE", help="take the download from this file instead of the network")
+    fetch.set_defaults(run=_fetch)
+
+    commands.add_parser("bench", help="measure: bench throughput, bench compare", add_help=False)
+    return parser
+
+
+def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling", "What is not given is the model's own default.")
+    group.add_argument("--max-tokens", type=int, help=f"most tokens to generate (default {DEFAULT_MAX_TOKENS})")
+    group.add_argument("--min-tokens", type=int, help="fewest tokens to generate")
+    group.add_argument("--temperature", type=float, help="0 is greedy")
+    group.add_argument("--top-p", type=float)
+    group.add_argument("--top-k", type=int, help="0 is off")
+    group.add_argument("--min-p", type=float)
+    group.add_argument("--sampling-seed", type=int, metavar="SEED", help="noise of every request (--seed is the engine's)")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the model's end token")
+
+
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """A flag for each field of EngineConfig, with vLLM's spelling. None given means the field's default."""
+    group = parser.add_argument_group("engine")
+    types_of = typing.get_type_hints(EngineConfig)
+    help_of = _field_help()
+    for field in dataclasses.fields(EngineConfig):
+        flag, default = "--" + field.name.replace("_", "-"), field.default
+        text = help_of.get(field.name, "") + ("" if default is None else f" (default: {default})")
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%").strip()}
+        kinds = _union_members(types_of[field.name])
+        if bool in kinds:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+        elif field.name in _CHOICES:
+            group.add_argument(flag, choices=_CHOICES[field.name], **options)
+        else:
+            group.add_argument(flag, type=kinds[0], metavar=kinds[0].__name__.upper(), **options)
+    group.add_argument("--components", metavar="DIR", help="use the parts found in a folder laid out like minivllm/")
+
+
+def _union_members(hint: Any) -> tuple[type, ...]:
+    """(int,) for int and for int | None."""
+    members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return tuple(member for member in members if member is not type(None))
+
+
+def _field_help() -> dict[str, str]:
+    """What EngineConfig's docstring says of each field: the text after "name:" up to the next one."""
+    names = "|".join(field.name for field in dataclasses.fields(EngineConfig))
+    parts = re.split(rf"(?:^|\s)({names}):\s", EngineConfig.__doc__ or "")
+    texts = (re.split(r"\n\s*\n|\n    \w", part)[0] for part in parts[2::2])  # not the next section's heading
+    return {name: " ".join(text.split()).rstrip(".") for name, text in zip(parts[1::2], texts, strict=True)}
+
+
+def _sampling_params(args: argparse.Namespace, llm: LLM) -> SamplingParams:
+    """The model's defaults with the given flags on top. Built anew, so that every value is checked."""
+    from minivllm.sampling_params import SamplingParams
+
+    given = _sampling_flags(args)
+    default = llm.get_default_sampling_params()
+    values = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
+    if default.max_tokens == SamplingParams().max_tokens:  # vLLM's 16 is for its API, not for a person at a terminal
+        values["max_tokens"] = DEFAULT_MAX_TOKENS
+    return SamplingParams(**values | given)
+
+
+def _sampling_flags(args: argparse.Namespace) -> dict[str, Any]:
+    flags = {"sampling_seed": "seed", "stop": "stop", "ignore_eos": "ignore_eos"}
+    flags |= {name: name for name in ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p")}
+    return {name: getattr(args, flag) for flag, name in flags.items() if getattr(args, flag) is not None}
+
+
+def _engine_flags(args: argparse.Namespace) -> dict[str, Any]:
+    return {f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig) if hasattr(args, f.name)}
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Tell a wrong flag before a model is fetched and torch imported. Raises ValueError."""
+    from minivllm.sampling_params import SamplingParams
+
+    EngineConfig.from_kwargs(**_engine_flags(args))
+    SamplingParams(**{"max_tokens": None} | _sampling_flags(args))
+
+
+def _start(args: argparse.Namespace) -> LLM:
+    """Build the engine; what it does is said on stderr."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("minivllm").setLevel(logging.INFO)
+    from minivllm.components import Components
+    from minivllm.llm import LLM
+
+    return LLM(**_engine_flags(args), components=Components.from_dir(args.components) if args.components else None)
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def _generate(args: argparse.Namespace) -> int:
+    _check(args)
+    prompts = _read_prompts(args)
+    with _start(args) as llm:
+        params = _sampling_params(args, llm)
+        if args.chat:
+            conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+            outputs = llm.chat(conversations, params, use_tqdm=sys.stderr.isatty(), on_invalid="return")
+        else:
+            outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty(), on_invalid="return")
+    for prompt, output in zip(prompts, outputs, strict=True):
+        if args.json:
+            print(json.dumps(_as_json(prompt, output), ensure_ascii=False))
+        elif output.error is None:
+            print(prompt if args.chat else "", output.outputs[0].text, sep="\n" if args.chat else prompt, end="\n\n")
+        if output.error is not None:
+            print(f"minivllm: prompt {prompt[:40]!r}: {output.error}", file=sys.stderr)
+    return EXIT_FAILED if any(output.error is not None for output in outputs) else 0
+
+
+def _read_prompts(args: argparse.Namespace) -> list[str]:
+    if args.prompts and args.prompts_file:
+        raise ValueError("Give prompts either as arguments or with --prompts-file, not both.")
+    if args.prompts:
+        return list(args.prompts)
+    if args.prompts_file and args.prompts_file != "-":
+        text = Path(args.prompts_file).read_text(encoding="utf-8")
+    else:
+        if sys.stdin.isatty():
+            print("Prompts, one a line; Ctrl-D ends:", file=sys.stderr)
+        text = sys.stdin.read()
+    prompts = [line for line in text.splitlines() if line.strip()]
+    if not prompts:
+        raise ValueError("There is no prompt. Give some as arguments, in a --prompts-file, or on stdin, one a line.")
+    return prompts
+
+
+def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
+    completion = output.outputs[0]
+    return {
+        "prompt": prompt,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
+        "error": output.error,
+    }
+
+
+def _chat(args: argparse.Namespace) -> int:
+    _check(args)
+    with _start(args) as llm:
+        params = _sampling_params(args, llm)
+        beginning = [{"role": "system", "content": args.system}] if args.system else []
+        messages = list(beginning)
+        if sys.stdin.isatty():
+            print(
+                "Say something. /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.",
+                file=sys.stderr,
+            )
+        for line in _lines():
+            if line == "/exit":
+                break
+            if line == "/reset":
+                messages = list(beginning)
+                continue
+            messages.append({"role": "user", "content": line})
+            try:
+                answer = _answer(llm, messages, params)
+            except ValueError as error:  # the conversation has become too long, most likely
+                messages.pop()
+                print(f"minivllm: {error} (/reset starts over)", file=sys.stderr)
+                continue
+            messages.append({"role": "assistant", "content": answer})
+    return 0
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, until the end of input. Ctrl-C gives up a line, not the conversation."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(prompt).strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            print("\n(/exit or Ctrl-D leaves)", file=sys.stderr)
+            continue
+        if line:
+            yield line
+
+
+def _answer(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams) -> str:
+    """Stream one answer to stdout; returns what was said, also if Ctrl-C cut it short."""
+    said: list[str] = []
+    num_tokens = 0
+    begin = first = time.perf_counter()
+    error: str | None = None
+    with llm.stream(messages, params) as stream:
+        try:
+            for delta in stream:
+                first = time.perf_counter() if num_tokens == 0 else first
+                num_tokens += len(delta.outputs[0].token_ids)
+                said.append(delta.outputs[0].text)
+                print(said[-1], end="", flush=True)
+                error = delta.error
+        except KeyboardInterrupt:
+            print(" [stopped]", end="")
+    print(flush=True)
+    if error is not None:
+        print(f"minivllm: {error}", file=sys.stderr)
+    seconds = time.perf_counter() - first
+    if num_tokens > 1:
+        speed = (num_tokens - 1) / max(seconds, 1e-9)  # the first token came with the prompt
+        print(f"[{num_tokens} tokens, first after {first - begin:.2f} s, then {speed:.1f} tok/s]", file=sys.stderr)
+    return "".join(said)
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    from minivllm.models.hub import fetch
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("minivllm").setLevel(logging.INFO)
+    print(fetch(args.name, source=args.source))
+    return 0
+
+
+_BENCHES = {"throughput": "minivllm.bench.throughput", "compare": "minivllm.bench.compare"}
+
+
+def _bench(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="minivllm bench", description="Measure. `minivllm bench NAME --help` says more.")
+    parser.add_argument("name", choices=sorted(_BENCHES), help="tokens a second of this engine, or of several")
+    name = parser.parse_args(argv[:1]).name
+    return int(importlib.import_module(_BENCHES[name]).main(argv[1:]))

@@ -1,0 +1,109 @@
+"""What only the CPU backend has: a kernel that may be missing, compiled code, a custom operator, threads."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from minivllm.attention import cpu, get_backend
+from minivllm.attention.reference import paged_decode
+
+numba = pytest.importorskip("numba")
+
+
+def decode_arguments(batch_size: int = 6) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    cache = torch.randn(2, 1 + 2 * batch_size, 4, 2, 64)
+    block_tables = torch.arange(1, 1 + 2 * batch_size, dtype=torch.int32).view(batch_size, 2)
+    return torch.randn(batch_size, 4, 64), cache, block_tables, torch.full((batch_size,), 7, dtype=torch.int32)
+
+
+def test_without_numba_the_reference_decodes_and_one_line_says_what_to_install(monkeypatch, caplog) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    cpu._numba.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, "minivllm"):
+            backend = get_backend("auto", "cpu", torch.float32)
+            get_backend("auto", "cpu", torch.float32)
+    finally:
+        cpu._numba.cache_clear()
+    assert backend.decode is paged_decode
+    assert [r.message for r in caplog.records if "pip install numba" in r.message] == [caplog.records[0].message]
+
+
+def test_float16_decodes_the_reference_way() -> None:
+    q, cache, tables, lens = decode_arguments()
+    out = get_backend("cpu", "cpu", torch.float16).decode(q.half(), cache.half(), tables, lens, scale=0.125)
+    torch.testing.assert_close(out.float(), paged_decode(q, cache, tables, lens), atol=1e-2, rtol=1e-2)
+
+
+def test_the_kernel_is_an_operator_that_tracing_sees() -> None:
+    q, cache, tables, lens = decode_arguments()
+    torch.library.opcheck(cpu._cpu_paged_decode, (q, cache, tables, lens, 0.125, cpu.NO_WINDOW), test_utils="test_faketensor")
+
+
+def test_padding_rows_come_out_as_zeros() -> None:
+    q, cache, tables, lens = decode_arguments()
+    lens[3:] = 0
+    out = cpu.paged_decode(q, cache, tables, lens)
+    assert not out[3:].any()
+    torch.testing.assert_close(out[:3], paged_decode(q[:3], cache, tables[:3], lens[:3]), atol=1e-5, rtol=1e-5)
+
+
+def test_queries_need_not_be_contiguous() -> None:
+    q, cache, tables, lens = decode_arguments()
+    wide = torch.randn(6, 10, 64)
+    wide[:, 3:7] = q
+    torch.testing.assert_close(cpu.paged_decode(wide[:, 3:7], cache, tables, lens), paged_decode(q, cache, tables, lens))
+
+
+def test_two_threads_may_decode_at_once() -> None:
+    q, cache, tables, lens = decode_arguments()
+    expected = paged_decode(q, cache, tables, lens)
+    results: list[torch.Tensor] = []
+    threads = [
+        threading.Thread(target=lambda: results.extend(cpu.paged_decode(q, cache, tables, lens) for _ in range(20)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 60
+    for result in results:
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_process_finds_the_compiled_kernel_in_the_cache() -> None:
+    cpu.paged_decode(*decode_arguments())  # makes sure that it was compiled once
+    code = (
+        "import torch\n"
+        "from minivllm.attention import cpu\n"
+        "from minivllm.attention.numba_kernels import paged_decode_kernel\n"
+        "cache, tables = torch.zeros(2, 3, 4, 2, 64), torch.ones(1, 1, dtype=torch.int32)\n"
+        "cpu.paged_decode(torch.zeros(1, 4, 64), cache, tables, torch.ones(1, dtype=torch.int32))\n"
+        "stats = paged_decode_kernel(64, False).stats\n"
+        "assert stats.cache_hits and not stats.cache_misses, stats\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_read_only_install_without_a_home_still_compiles(monkeypatch) -> None:
+    from minivllm.attention import numba_kernels
+
+    asked = []
+
+    def njit(cache: bool = False, **options: object):
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function 'kernel': no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(numba_kernels, "njit", njit)
+    assert numba_kernels._compiled(decode_arguments) is decode_arguments
+    assert asked == [True, False]

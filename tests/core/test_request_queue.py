@@ -1,0 +1,76 @@
+"""The waiting queues: their order, and that neither a push, a pop nor an abort looks at all who wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from minivllm.core.request import Request
+from minivllm.core.request_queue import FCFSRequestQueue, PriorityRequestQueue, create_request_queue
+from minivllm.sampling_params import SamplingParams
+
+
+def make(name: str, index: int, priority: int = 0, arrival_time: float = 0.0) -> Request:
+    return Request(
+        name, [1], SamplingParams(), max_tokens=1, priority=priority, arrival_time=arrival_time, arrival_index=index
+    )
+
+
+def drain(queue: FCFSRequestQueue | PriorityRequestQueue) -> str:
+    return "".join(queue.pop().request_id for _ in range(len(queue)))
+
+
+def test_fcfs_serves_in_the_order_of_arrival_and_the_preempted_first():
+    queue = FCFSRequestQueue()
+    for i, name in enumerate("abc"):
+        queue.add(make(name, i))
+    queue.prepend(make("y", 8))
+    queue.prepend(make("x", 7))
+    assert [r.request_id for r in queue] == list("xyabc")
+    assert queue.peek().request_id == "x"
+    assert drain(queue) == "xyabc"
+
+
+def test_priority_serves_the_lowest_value_first_then_who_came_earlier():
+    queue = PriorityRequestQueue()
+    for i, (name, priority, arrival) in enumerate([("d", 2, 0.0), ("c", 1, 5.0), ("b", 1, 4.0), ("a", 0, 9.0), ("e", 2, 0.0)]):
+        queue.add(make(name, i, priority, arrival))
+    assert [r.request_id for r in queue] == list("abcde")
+    assert drain(queue) == "abcde"
+
+
+def test_a_preempted_request_finds_its_place_in_the_priority_queue():
+    queue = PriorityRequestQueue()
+    queue.add(make("c", 2, priority=1))
+    queue.add(make("a", 0, priority=0))
+    queue.prepend(make("b", 1, priority=1))
+    assert drain(queue) == "abc"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_an_aborted_request_leaves_wherever_it_stands(policy: str):
+    queue = create_request_queue(policy)
+    requests = [make(name, i) for i, name in enumerate("abcde")]
+    for request in requests:
+        queue.add(request)
+    for i in (2, 0, 4):
+        queue.remove(requests[i])
+    assert (len(queue), queue.peek().request_id) == (2, "b")
+    assert [r.request_id for r in queue] == ["b", "d"]
+    with pytest.raises(KeyError):
+        queue.remove(requests[0])
+    assert [queue.pop().request_id for _ in range(2)] == ["b", "d"]
+    assert not queue
+    for ask in (queue.peek, queue.pop):
+        with pytest.raises(IndexError, match="waiting queue is empty"):
+            ask()
+
+
+def test_the_dead_entries_of_the_heap_never_outnumber_the_living():
+    queue = PriorityRequestQueue()
+    requests = [make(str(i), i) for i in range(1000)]
+    for request in requests:
+        queue.add(request)
+    for request in requests[5:]:
+        queue.remove(request)
+        assert len(queue._heap) <= 2 * len(queue) + 1
+    assert drain(queue) == "01234"

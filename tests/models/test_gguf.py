@@ -1,0 +1,207 @@
+"""GGUF files become the Hugging Face folder they were made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from minivllm.models.gguf import SERVED_TYPES, convert_gguf
+from minivllm.models.hub import resolve_model
+from minivllm.models.registry import ModelConfig, RopeConfig, read_json
+from minivllm.models.rope import inverse_frequencies
+from minivllm.models.weights import load_model
+
+from .conftest import relative_error, tiny_model
+from .tiny_gguf import TOKENS, VOCAB_SIZE, write_gguf
+
+FAMILIES = ["llama", "llama, tied", "llama, biases", "qwen2", "qwen3"]
+
+
+def converted(path: Path, **options: Any) -> Path:
+    folder = path.parent / "converted"
+    folder.mkdir()
+    convert_gguf(path, folder, **options)
+    return folder
+
+
+def tiny(kind: str = "llama", **overrides: Any) -> transformers.PreTrainedModel:
+    return tiny_model(kind, vocab_size=VOCAB_SIZE, **overrides)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_float32_file_gives_back_the_model_it_was_made_from(tmp_path: Path, kind: str) -> None:
+    model = tiny(kind, **({"head_dim": 32} if kind == "qwen3" else {}))
+    folder = converted(write_gguf(tmp_path / "tiny.gguf", model))
+    tensors, expected = load_file(folder / "model.safetensors"), model.state_dict()
+    if model.config.tie_word_embeddings:
+        expected.pop("lm_head.weight")
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    prompt = torch.arange(20)
+    with torch.inference_mode():
+        logits = model(prompt[None]).logits[0]
+    assert relative_error(load_model(folder, dtype=torch.float32).full_forward(prompt), logits) < 1e-5
+
+
+@pytest.mark.parametrize("tensor_type", SERVED_TYPES)
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_each_type_dequantizes_as_transformers_does(tmp_path: Path, kind: str, tensor_type: str) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny(kind), tensor_type=tensor_type)
+    folder = converted(path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).state_dict()
+    dtype = {"F32": torch.float32, "F16": torch.float16}.get(tensor_type, torch.bfloat16)
+    ours = load_file(folder / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.dtype is dtype
+        assert torch.equal(tensor, theirs[name].to(dtype)), name
+
+
+def test_transformers_opens_the_converted_folder(tmp_path: Path) -> None:
+    folder = converted(write_gguf(tmp_path / "tiny.gguf", tiny("qwen3", head_dim=32)))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert transformers.AutoTokenizer.from_pretrained(folder).chat_template == "{{ messages }}"
+
+
+def test_large_weights_are_written_in_shards(tmp_path: Path) -> None:
+    model = tiny()
+    folder = converted(write_gguf(tmp_path / "tiny.gguf", model), max_shard_bytes=100_000)
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
+    loaded = dict(load_model(folder, dtype=torch.float32).checkpoint_tensors())
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.items())
+
+
+def test_the_config_says_what_the_metadata_says(tmp_path: Path) -> None:
+    model = tiny("llama, tied", rms_norm_eps=1e-5)
+    config = read_json(converted(write_gguf(tmp_path / "tiny.gguf", model, tensor_type="Q8_0")) / "config.json")
+    expected = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": VOCAB_SIZE}
+    assert {key: config[key] for key in expected} == expected
+    assert config["dtype"] == "bfloat16"
+
+
+def test_end_of_turn_is_an_end_token_too(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny(), metadata={"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 2})
+    folder = converted(path)
+    assert read_json(folder / "generation_config.json")["eos_token_id"] == [0, 2]
+    assert ModelConfig.from_folder(folder).eos_token_ids == (0, 2)
+
+
+def test_a_llama_file_with_a_window_is_a_mistral(tmp_path: Path) -> None:
+    model = tiny("mistral, window of 7")
+    folder = converted(write_gguf(tmp_path / "tiny.gguf", model, metadata={"llama.attention.sliding_window": 7}))
+    config = ModelConfig.from_folder(folder)
+    assert (config.architecture, config.sliding_window) == ("MistralForCausalLM", (7, 7, 7))
+    prompt = torch.arange(20)
+    with torch.inference_mode():
+        logits = model(prompt[None]).logits[0]
+    assert relative_error(load_model(folder, dtype=torch.float32).full_forward(prompt), logits) < 1e-5
+
+
+def test_llama3_rope_is_recovered_from_its_divisors(tmp_path: Path) -> None:
+    rope = RopeConfig(500000.0, "llama3", factor=32.0)
+    model = tiny(rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+    divisors = (inverse_frequencies(RopeConfig(500000.0), 16) / inverse_frequencies(rope, 16)).numpy()
+    path = write_gguf(tmp_path / "tiny.gguf", model, extra_tensors={"rope_freqs.weight": divisors})
+    assert ModelConfig.from_folder(converted(path)).rope == rope
+
+
+def test_other_divisors_are_refused(tmp_path: Path) -> None:
+    divisors = np.linspace(1, 3, 8, dtype=np.float32)
+    path = write_gguf(tmp_path / "tiny.gguf", tiny(), extra_tensors={"rope_freqs.weight": divisors})
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight"):
+        converted(path)
+
+
+def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> None:
+    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    folder = converted(write_gguf(tmp_path / "tiny.gguf", tiny(), metadata=keys))
+    assert ModelConfig.from_folder(folder).rope == RopeConfig(10000.0, "linear", 4.0)
+    path = write_gguf(tmp_path / "yarn.gguf", tiny(), metadata={**keys, "llama.rope.scaling.type": "yarn"})
+    with pytest.raises(ValueError, match="rope scaling 'yarn', which is not served"):
+        convert_gguf(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_type": "Q5_0"}, r"tensor 'token_embd\.weight' is Q5_0, which is not served.*F32, F16, BF16, Q8_0, Q4_0, Q4_1"),
+        ({"metadata": {"general.architecture": "gemma3"}}, "'gemma3' model, which is not served.*llama, qwen2, qwen3"),
+        ({"metadata": {"llama.expert_count": 8}}, "mixture of experts"),
+        ({"metadata": {"llama.rope.dimension_count": 8}}, "only part of a head"),
+        ({"metadata": {"llama.block_count": None}}, r"lacks the metadata key 'llama\.block_count'"),
+        ({"tokenizer_model": "llama"}, "tokenizer of kind 'llama'"),
+        ({"pre": "gpt-4o"}, "called 'gpt-4o', which is not served; minivllm knows gpt-2, smollm, llama-bpe and qwen2"),
+        ({"extra_tensors": {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}}, r"'blk\.0\.attn_sinks\.weight' has no place"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny(), **options)
+    with pytest.raises(ValueError, match=message):
+        converted(path)
+
+
+@pytest.mark.parametrize("keep", [0, 2, 20, 1000, 0.3, 0.9, 0.999])
+def test_a_file_cut_short_is_named(tmp_path: Path, keep: float) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny())
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if isinstance(keep, int) else int(len(content) * keep)])
+    with pytest.raises(ValueError, match=r"tiny\.gguf is (damaged or cut short|not a GGUF file)"):
+        converted(path)
+
+
+def test_a_gguf_path_is_converted_once_and_found_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIVLLM_CACHE", str(tmp_path / "cache"))
+    path = write_gguf(tmp_path / "a.gguf", tiny())
+    folder = resolve_model(path)
+    made = (folder / "model.safetensors").stat().st_mtime_ns
+    renamed = path.rename(tmp_path / "b.gguf")
+    assert resolve_model(str(renamed)) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == made
+    assert resolve_model(write_gguf(tmp_path / "c.gguf", tiny("qwen2"))) != folder
+
+
+def encode(folder: Path, text: str) -> list[str]:
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).tokens
+
+
+def test_smollm_tokenizers_split_digits_one_by_one(tmp_path: Path) -> None:
+    folder = converted(write_gguf(tmp_path / "tiny.gguf", tiny()))
+    assert encode(folder, " the 12") == ["Ġthe", "Ġ", "1", "2"]  # although "1 2" is a merge
+
+
+def test_gpt2_and_llama3_tokenizers_keep_digits_together(tmp_path: Path) -> None:
+    for pre in ("gpt-2", "llama-bpe"):
+        path = write_gguf(tmp_path / f"{pre}.gguf", tiny(), pre=pre)
+        (tmp_path / pre).mkdir()
+        convert_gguf(path, tmp_path / pre)
+        assert encode(tmp_path / pre, "the 12")[-1] == "12"
+
+
+def test_qwen2_tokenizers_split_digits_and_compose_accents(tmp_path: Path) -> None:
+    folder = converted(write_gguf(tmp_path / "tiny.gguf", tiny(), pre="qwen2"))
+    assert encode(folder, "12") == ["1", "2"]
+    assert encode(folder, "e\u0301") == encode(folder, "\u00e9")
+
+
+def test_control_tokens_are_special_and_user_defined_ones_are_whole_but_not_special(tmp_path: Path) -> None:
+    folder = converted(write_gguf(tmp_path / "tiny.gguf", tiny()))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode("<|im_start|>the<think>").ids
+    assert [TOKENS[i] for i in ids] == ["<|im_start|>", "t", "he", "<think>"]
+    assert tokenizer.decode(ids) == "the<think>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>the<think>"
+
+
+def test_bos_is_added_where_the_file_asks_for_it(tmp_path: Path) -> None:
+    folder = converted(write_gguf(tmp_path / "tiny.gguf", tiny(), metadata={"tokenizer.ggml.add_bos_token": True}))
+    assert encode(folder, "the") == ["<|im_start|>", "t", "he"]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.encode("the", add_special_tokens=False).tokens == ["t", "he"]

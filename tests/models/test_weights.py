@@ -1,0 +1,145 @@
+"""Checkpoints load whole or not at all, and the error names the tensor or the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minivllm.models.registry import KNOWN_CONFIGS
+from minivllm.models.weights import load_config, load_model
+
+from .conftest import MakeModel
+
+
+def edit(folder: Path, remove: str | None = None, **changed: torch.Tensor) -> None:
+    """Rewrite the checkpoint with one tensor removed or some replaced ("__" stands for ".")."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop(remove or "", None)
+    tensors |= {name.replace("__", "."): tensor for name, tensor in changed.items()}
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["llama, biases", "llama, tied", "qwen3"])
+def test_every_tensor_reaches_its_slice(make_model: MakeModel, kind: str) -> None:
+    folder, reference = make_model(kind)
+    loaded = dict(load_model(folder, dtype=torch.float32).checkpoint_tensors())
+    expected = {name: t for name, t in reference.state_dict().items() if not (name == "lm_head.weight" and "tied" in kind)}
+    if reference.config.tie_word_embeddings:
+        expected.pop("lm_head.weight", None)
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_a_sharded_checkpoint_loads_as_the_single_file_does(make_model: MakeModel) -> None:
+    folder, reference = make_model("llama", max_shard_size="50KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    loaded = dict(load_model(folder, dtype=torch.float32).checkpoint_tensors())
+    assert all(torch.equal(tensor, reference.state_dict()[name]) for name, tensor in loaded.items())
+
+
+def test_weights_are_rounded_to_the_asked_dtype(make_model: MakeModel) -> None:
+    folder, reference = make_model()
+    decoder = load_model(folder, dtype=torch.bfloat16)
+    assert {p.dtype for p in decoder.parameters()} == {torch.bfloat16}
+    assert torch.equal(decoder.embed_tokens, reference.model.embed_tokens.weight.bfloat16())
+
+
+def test_a_missing_tensor_is_named(make_model: MakeModel) -> None:
+    folder, _ = make_model()
+    edit(folder, remove="model.layers.1.self_attn.k_proj.weight")
+    with pytest.raises(ValueError, match=r"lacks model\.layers\.1\.self_attn\.k_proj\.weight"):
+        load_model(folder, dtype=torch.float32)
+
+
+def test_a_left_over_tensor_is_named(make_model: MakeModel) -> None:
+    folder, _ = make_model()
+    edit(folder, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
+    with pytest.raises(ValueError, match=r"'model\.layers\.0\.self_attn\.q_proj\.bias'.*has no place in a LlamaForCausalLM"):
+        load_model(folder, dtype=torch.float32)
+
+
+def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(make_model: MakeModel) -> None:
+    folder, _ = make_model()
+    edit(folder, model__norm__weight=torch.ones(63))
+    with pytest.raises(ValueError, match=r"'model\.norm\.weight' has shape \[63\], where config\.json asks for \[64\]"):
+        load_model(folder, dtype=torch.float32)
+
+
+def test_integer_weights_are_refused(make_model: MakeModel) -> None:
+    folder, _ = make_model()
+    edit(folder, model__norm__weight=torch.ones(64, dtype=torch.int8))
+    with pytest.raises(ValueError, match=r"'model\.norm\.weight' is torch\.int8: quantized"):
+        load_model(folder, dtype=torch.float32)
+
+
+def test_what_follows_from_other_values_may_be_in_the_file(make_model: MakeModel) -> None:
+    folder, _ = make_model("llama, tied")
+    inv_freq = {f"model__layers__{i}__self_attn__rotary_emb__inv_freq": torch.ones(8) for i in range(3)}
+    edit(folder, lm_head__weight=torch.zeros(101, 64), **inv_freq)
+    load_model(folder, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("keep", [3, 100, 0.5, 0.99])
+def test_a_file_cut_short_is_named(make_model: MakeModel, keep: float) -> None:
+    file = make_model()[0] / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: keep if isinstance(keep, int) else int(len(content) * keep)])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or cut short"):
+        load_model(file.parent, dtype=torch.float32)
+
+
+def test_a_missing_shard_is_named(make_model: MakeModel) -> None:
+    folder, _ = make_model("llama", max_shard_size="50KB")
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ValueError, match=f"names {shard.name}, which is not there"):
+        load_model(folder, dtype=torch.float32)
+
+
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(make_model: MakeModel) -> None:
+    folder, _ = make_model()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"PyTorch \.bin weights only.*save_pretrained"):
+        load_model(folder, dtype=torch.float32)
+
+
+def test_a_folder_without_weights_says_so(make_model: MakeModel) -> None:
+    folder, _ = make_model()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"holds no \.safetensors weights.*dummy"):
+        load_model(folder, dtype=torch.float32)
+
+
+def test_dummy_weights_need_a_config_only_and_depend_on_the_seed_only(make_model: MakeModel) -> None:
+    folder, _ = make_model("qwen2")
+    (folder / "model.safetensors").unlink()
+    a, b, c = (load_model(folder, dtype=torch.bfloat16, load_format="dummy", seed=s) for s in (1, 1, 2))
+    assert torch.equal(a.layers[0].qkv_proj.weight, b.layers[0].qkv_proj.weight)
+    assert not torch.equal(a.layers[0].qkv_proj.weight, c.layers[0].qkv_proj.weight)
+
+
+def test_dummy_weights_keep_activations_finite_and_logits_spread(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24, "num_attention_heads": 4}
+    config = {"architectures": ["LlamaForCausalLM"], **sizes, "vocab_size": 512, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for dtype in (torch.bfloat16, torch.float16):
+        logits = load_model(tmp_path, dtype=dtype, load_format="dummy").full_forward(torch.arange(32)).float()
+        assert torch.isfinite(logits).all()
+        assert 0.1 < logits.std() < 10
+
+
+def test_dummy_weights_of_a_well_known_model_need_no_files() -> None:
+    assert load_config("Qwen/Qwen3-0.6B", load_format="dummy") == KNOWN_CONFIGS["Qwen/Qwen3-0.6B"]
+    with pytest.raises(ValueError, match="'no/such-model' has none here.*Qwen/Qwen3-0.6B"):
+        load_config("no/such-model", load_format="dummy")
+
+
+def test_a_load_format_that_does_not_fit_the_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"load_format='gguf' needs the path of a \.gguf file"):
+        load_config(tmp_path, load_format="gguf")
+    with pytest.raises(ValueError, match="load_format='safetensors' does not read"):
+        load_config("x.gguf", load_format="safetensors")
