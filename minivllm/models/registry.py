@@ -205,19 +205,19 @@ def _rope(config: Mapping[str, Any]) -> RopeConfig:
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = rope.get("rope_theta", config.get("rope_theta"))
     theta = 10000.0 if theta is None else float(theta)
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    rope_type = str(rope.get("rope_type", rope.get("type", "default")))
     if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ValueError(
             f"partial_rotary_factor={rope['partial_rotary_factor']!r} is not served: the decoder rotates whole heads."
         )
     if rope_type == "default" and not any(isinstance(value, dict) for value in rope.values()):
         return RopeConfig(theta)
+    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}.get(rope_type, ())
+    if missing := [key for key in needed if key not in rope]:
+        raise ValueError(f"rope_type {rope_type!r} needs {', '.join(missing)} in the config's rope parameters.")
     if rope_type == "linear":
         return RopeConfig(theta, rope_type, factor=float(rope["factor"]))
     if rope_type == "llama3":
-        missing = [k for k in ("factor", "low_freq_factor", "high_freq_factor") if k not in rope]
-        if missing:
-            raise ValueError(f"rope_type 'llama3' needs {', '.join(missing)} in the config's rope parameters.")
         original = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
         low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
         return RopeConfig(theta, rope_type, float(rope["factor"]), low, high, int(original))

@@ -48,13 +48,13 @@ def load_model(
     load_format: "auto"; "safetensors" or "gguf" to insist on one; "dummy" for random weights drawn with `seed`.
     Raises ValueError as `resolve_model` and `ModelConfig.from_hf` do, and for a damaged or unfitting checkpoint.
     """
-    config = load_config(model, load_format=load_format)
-    decoder = Decoder(config, dtype, device)
-    with torch.no_grad():
-        if load_format == "dummy":
-            _fill_randomly(decoder, seed)
-        else:
-            _fill_from_folder(decoder, _folder(model, load_format))
+    if load_format == "dummy":
+        decoder = Decoder(load_config(model, load_format="dummy"), dtype, device)
+        _fill_randomly(decoder, seed)
+    else:
+        folder = _folder(model, load_format)
+        decoder = Decoder(ModelConfig.from_folder(folder), dtype, device)
+        _fill_from_folder(decoder, folder)
     return decoder.eval()
 
 
@@ -67,6 +67,7 @@ def _folder(model: str | Path, load_format: str) -> Path:
     return resolve_model(model)
 
 
+@torch.no_grad()
 def _fill_randomly(decoder: Decoder, seed: int) -> None:
     """Norms are 1, biases small, and matrices keep the size of what passes through, so that any dtype holds the activations."""
     generator = torch.Generator(device=decoder.embed_tokens.device).manual_seed(seed)
@@ -79,6 +80,7 @@ def _fill_randomly(decoder: Decoder, seed: int) -> None:
             tensor.uniform_(-bound, bound, generator=generator)
 
 
+@torch.no_grad()
 def _fill_from_folder(decoder: Decoder, folder: Path) -> None:
     wanted = dict(decoder.checkpoint_tensors())
     for file in _weight_files(folder):

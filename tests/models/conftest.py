@@ -111,8 +111,9 @@ def make_metadata(computed: Sequence[int], new: Sequence[int], tables: torch.Ten
 
 
 def paged_logits(decoder: Decoder, prompts: Sequence[torch.Tensor], chunks: Sequence[int]) -> list[torch.Tensor]:
-    """Logits of every position of each prompt, computed through a paged cache in chunks (the sizes in `chunks`, in turn, shifted by
-    a place for each prompt), all prompts in one batch. The cache starts as NaN: a slot read before it is written shows."""
+    """Logits of every position of each prompt, computed through a paged cache in chunks (the sizes in `chunks`, in turn,
+    shifted by a place for each prompt), all prompts in one batch. The cache starts as NaN: a slot read before it is written
+    shows."""
     config = decoder.config
     per_prompt = -(-max(map(len, prompts)) // BLOCK_SIZE)
     blocks = torch.randperm(per_prompt * len(prompts), generator=torch.Generator().manual_seed(0)).to(torch.int32) + 1

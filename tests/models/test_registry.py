@@ -60,9 +60,11 @@ def test_other_rope_types_are_refused_by_name(rope_type: str) -> None:
         config(rope_scaling={"rope_type": rope_type, "factor": 4.0})
 
 
-def test_incomplete_llama3_rope_names_what_is_missing() -> None:
+def test_incomplete_rope_scaling_names_what_is_missing() -> None:
     with pytest.raises(ValueError, match="'llama3' needs low_freq_factor, high_freq_factor"):
         config(rope_scaling={"rope_type": "llama3", "factor": 8.0})
+    with pytest.raises(ValueError, match="'linear' needs factor"):
+        config(rope_scaling={"type": "linear"})
 
 
 def test_rope_that_differs_between_layers_is_refused() -> None:
@@ -99,7 +101,7 @@ def test_layer_types_that_are_not_attention_are_refused() -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_list_of_what_is_served() -> None:
-    with pytest.raises(ValueError, match="GemmaForCausalLM is not served.*LlamaForCausalLM, MistralForCausalLM, Qwen2.*Qwen3"):
+    with pytest.raises(ValueError, match=r"GemmaForCausalLM is not served.*LlamaForCausalLM, MistralForCausalLM, Qwen2.*Qwen3"):
         config(architectures=["GemmaForCausalLM"])
     with pytest.raises(ValueError, match="Architecture gpt_oss is not served"):
         config(architectures=None, model_type="gpt_oss")
@@ -129,7 +131,7 @@ def test_partial_rotation_inside_rope_parameters_is_refused() -> None:
 
 
 def test_settings_that_ask_for_nothing_pass() -> None:
-    assert config(quantization_config=None, partial_rotary_factor=1.0, attn_logit_softcapping=None, hidden_act="silu") == config()
+    assert config(quantization_config=None, partial_rotary_factor=1.0, num_experts=None, hidden_act="silu") == config()
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"])
