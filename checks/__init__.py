@@ -26,22 +26,28 @@ _HOMES = {
     "quiz": "quiz",
     "components": "engine",
     "use": "engine",
+    "show_diff": "engine",
     "start": "lab",
+    "whose": "lab",
     "progress": "overview",
     "show": "figures",
+    "new_figure": "figures",
     "live": "figures",
     "save_result": "results",
     "journey": "results",
 }
-__all__ = list(_HOMES)
+__all__ = [
+    "CheckFailed", "check", "components", "hint", "journey", "live", "new_figure", "predict", "progress", "quiz", "recall",
+    "reset", "save_result", "show", "show_diff", "skip", "solution", "start", "use", "whose",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from checks.student.checking import check
-    from checks.student.engine import components, use
+    from checks.student.engine import components, show_diff, use
     from checks.student.failure import CheckFailed
-    from checks.student.figures import live, show
+    from checks.student.figures import live, new_figure, show
     from checks.student.help import hint, reset, skip, solution
-    from checks.student.lab import start
+    from checks.student.lab import start, whose
     from checks.student.overview import progress
     from checks.student.quiz import predict, quiz, recall
     from checks.student.results import journey, save_result

@@ -51,21 +51,24 @@ SEAMS: dict[str, Seam] = {
             "core/block_pool.py",
             "BlockPool",
             "allocate, caching",
-            "class: allocate(n), free(blocks), touch(blocks)",
+            "class(num_blocks): allocate(n), free(blocks), num_free_blocks; with caching also touch, get_cached_block, publish,"
+            " unpublish, reset_prefix_cache",
         ),
         _seam(
             "kv_cache_manager",
             "core/kv_cache_manager.py",
             "KVCacheManager",
             "paging, prefix caching",
-            "class: get_computed_blocks, allocate_slots, free",
+            "class(block_pool, block_size, max_model_len, enable_caching, hash_block): get_computed_blocks, has_room,"
+            " allocate_slots, free, get_block_ids, reset_prefix_cache",
         ),
         _seam(
             "scheduler",
             "core/scheduler.py",
             "Scheduler",
             "stops, whole prompts, preemption, chunking, mixed batches, priority",
-            "class: add_request, schedule, update_from_output, finish_requests",
+            "class(config, kv_cache_manager): requests, add_request, schedule, update_from_output, requests_in,"
+            " finish_requests",
         ),
         _seam(
             "slot_mapping",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,10 @@ from minivllm.components import Components
 from minivllm.config import EngineConfig
 from minivllm.core.step import Executor
 from minivllm.generation_config import default_sampling_params
+from minivllm.input_processor import Prompt, as_prompt_list
 from minivllm.llm_engine import LLMEngine, Sink, TokenStream
+from minivllm.output_processor import OutputKind, OutputProcessor, refused
 from minivllm.outputs import RequestOutput
-from minivllm.processing import OutputKind, OutputProcessor, Prompt, as_prompt_list, refused
 from minivllm.sampling_params import SamplingParams
 from minivllm.text.chat import Message, render_chat
 from minivllm.text.tokenizer import Tokenizer
@@ -29,6 +31,8 @@ from minivllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from minivllm.core.engine_core import EngineCore
     from minivllm.models.registry import ModelConfig
+
+logger = logging.getLogger("minivllm")
 
 
 class LLM:
@@ -55,12 +59,13 @@ class LLM:
         components: Components | Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        from minivllm.worker.model_runner import ModelRunner  # torch comes in here
-
         config = EngineConfig.from_kwargs(model=str(model), **settings)
         parts = components if isinstance(components, Components) else Components(components)
         folder = _model_folder(config)
         tokenizer = _load_tokenizer(config, folder)
+        from minivllm.worker.model_runner import ModelRunner  # torch comes in here, when all that needs none is in order
+
+        logger.info("Loading %s.", config.model)
         runner = ModelRunner(config, parts)
         self.model_config = runner.model_config
         self.dtype = runner.dtype_name
@@ -76,6 +81,13 @@ class LLM:
         )
         self._use(engine, tokenizer, parts, folder)
         runner.warm_up()
+        logger.info(
+            "Ready: max_model_len %d, up to %d sequences and %d tokens a step, prefix caching %s.",
+            self.config.max_model_len,
+            self.config.max_num_seqs,
+            self.config.max_num_batched_tokens,
+            "off" if self.config.enable_prefix_caching is False else "on",
+        )
 
     @classmethod
     def from_executor(

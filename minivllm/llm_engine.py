@@ -19,8 +19,9 @@ from minivllm.components import Components
 from minivllm.config import EngineConfig
 from minivllm.core.engine_core import EngineCore, apply_capabilities
 from minivllm.core.step import Executor
+from minivllm.input_processor import InputProcessor, Prompt
+from minivllm.output_processor import OutputKind, OutputProcessor
 from minivllm.outputs import RequestOutput
-from minivllm.processing import InputProcessor, OutputKind, OutputProcessor, Prompt
 from minivllm.sampling_params import SamplingParams
 from minivllm.text.tokenizer import Tokenizer
 

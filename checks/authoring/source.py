@@ -20,7 +20,7 @@ import json
 import re
 import textwrap
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ def _filled(text: str, where: str, answers: bool, exercise: str = "") -> list[st
     return out
 
 
-@lru_cache(maxsize=None)
+@cache
 def engine_body(name: str) -> str:
     """The body, without docstring and unindented, of a function of the engine: "minivllm.sampling.logits.apply_top_k"."""
     function, lines = _engine_function(name)

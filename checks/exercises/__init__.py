@@ -1,15 +1,16 @@
-"""The exercises: what each asks for (table.yaml), how it is checked (lab_NN.py), and what runs beside the student's code (lab_NN_run.py).
+"""The exercises: what each asks for (table.yaml), how it is checked (lab_NN.py), and what runs beside the student's code
+(lab_NN_run.py).
 
-A check is three functions: `cases(seed)` makes inputs, smallest first; `run(module, case)` calls the student's code in the child and
-returns plain data; `judge(case, output)` compares in the parent. The child never imports lab_NN.py, so no expected value and no
-judge is ever near the student's code. Grading is the same three functions with a secret seed.
+A check is three functions: `cases(seed)` makes inputs, smallest first; `run(module, case)` calls the student's code in the
+child and returns plain data; `judge(case, output)` compares in the parent. The child never imports lab_NN.py, so no expected
+value and no judge is ever near the student's code. Grading is the same three functions with a secret seed.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,15 @@ Case = dict[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """How an exercise is checked. Every case has a key "call": the call it makes, as a student would write it. `difficulty` is 1 to
-    3; `hints` go from a nudge to nearly the answer."""
+    """How an exercise is checked. Every case has a key "call": the call it makes, as a student would write it. `difficulty` is
+    1 to 3; `hints` go from a nudge to nearly the answer."""
 
     cases: Callable[[int], list[Case]]
     judge: Callable[[Case, Any], Verdict]
     minutes: int
     difficulty: int
     hints: tuple[str, ...]
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Source and exercise in, report out: the whole of a check, with no notebook and no student's folder. Grading calls this too."""
+"""Source and exercise in, report out: the whole of a check, with no notebook and no student's folder. Grading calls this
+too."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from checks.sandbox.sandbox import HAS_FORK, Limits, Outcome, Request, run_in_ch
 
 @dataclass(frozen=True)
 class Report:
-    """How an answer did. `verdict` is the first that is not right, in the order of the cases (smallest first); `call` is its case;
-    `output` is what the student's code printed."""
+    """How an answer did. `verdict` is the first that is not right, in the order of the cases (smallest first); `call` is its
+    case; `output` is what the student's code printed."""
 
     verdict: Verdict
     call: str | None
@@ -37,8 +38,8 @@ def evaluate(
     notebook: Mapping[str, str] | None = None,
     fork: bool = HAS_FORK,
 ) -> Report:
-    """Check `source`, a cell's text, as an answer to exercise `row`. `notebook` are the names that exist elsewhere in the student's
-    notebook ("module" or "value"), only to word an undefined name."""
+    """Check `source`, a cell's text, as an answer to exercise `row`. `notebook` are the names that exist elsewhere in the
+    student's notebook ("module" or "value"), only to word an undefined name."""
     check = check_of(row)
     cases = check.cases(seed)
     verdict = before_running(row, source)
@@ -52,7 +53,9 @@ def evaluate(
     right = sum(v.passed for v in verdicts)
     for index, verdict in enumerate(verdicts):
         if not verdict.passed:
-            call = cases[index]["call"] if any(m["case"] is not None or m["kind"] == "ready" for m in outcome.messages) else None
+            call = (
+                cases[index]["call"] if any(m["case"] is not None or m["kind"] == "ready" for m in outcome.messages) else None
+            )
             return Report(verdict, call, len(cases), right, outcome.output)
     return Report(Verdict("passed"), None, len(cases), right, outcome.output)
 
@@ -77,10 +80,12 @@ def before_running(row: Row, source: str) -> Verdict | None:
     if len(stubs) == len(row.functions):
         return Verdict(
             "not attempted",
-            f"Not attempted yet: replace the `raise NotImplementedError(...)` line in {' and in '.join(stubs)} by your code, then run"
-            " the cell again.",
+            f"Not attempted yet: replace the `raise NotImplementedError(...)` line in {' and in '.join(stubs)} by your code,"
+            " then run the cell again.",
         )
-    return Verdict("not attempted", f"{' and '.join(stubs)} {'is' if len(stubs) == 1 else 'are'} still to be written in this cell.")
+    return Verdict(
+        "not attempted", f"{' and '.join(stubs)} {'is' if len(stubs) == 1 else 'are'} still to be written in this cell."
+    )
 
 
 def _verdicts(check: Check, cases: list[dict[str, Any]], outcome: Outcome, words: _Words) -> list[Verdict]:
@@ -122,13 +127,15 @@ class _Words:
             package = name.partition(".")[0]
             return Verdict(
                 "missing package",
-                f"The cell imports {package!r}, which is not installed here. It is not needed: what the cell imports from the start"
-                " is enough.",
+                f"The cell imports {package!r}, which is not installed here. It is not needed: what the cell imports from the"
+                " start is enough.",
             )
         if kind == "NameError" and name:
             return Verdict("undefined name", self._undefined(name, problem["line"]))
         if kind in ("SystemExit", "KeyboardInterrupt"):
-            return Verdict("exit", f"The code ended itself ({kind}){self._at(problem)}\nReturn the result instead of leaving Python.")
+            return Verdict(
+                "exit", f"The code ended itself ({kind}){self._at(problem)}\nReturn the result instead of leaving Python."
+            )
         if kind == "MemoryError" or "allocate memory" in problem["message"]:
             return Verdict("memory", self._memory() + self._at(problem))
         return Verdict("exception", f"{kind}: {problem['message']}{self._at(problem)}")
@@ -138,11 +145,15 @@ class _Words:
             return f"{name} is imported elsewhere in your notebook; import it in this cell too (line {line} uses it)."
         if name in self._notebook:
             return f"{name} lives in your notebook; define it in this cell (line {line} uses it), or pass it as an argument."
-        return f"{name} is not defined (line {line} uses it). A check sees this cell alone, so all that it uses is defined or imported in it."
+        return f"{name} is not defined (line {line} uses it). A check sees this cell alone: define or import it here."
 
     def _at(self, problem: dict[str, Any]) -> str:
         """The student's own lines, from the function that was called down to the one that failed."""
-        shown = [f"\n    line {n:>3} | {self._lines[n - 1].strip()}" for n, _ in problem.get("calls", []) if 0 < n <= len(self._lines)]
+        shown = [
+            f"\n    line {n:>3} | {self._lines[n - 1].strip()}"
+            for n, _ in problem.get("calls", [])
+            if 0 < n <= len(self._lines)
+        ]
         return "".join(dict.fromkeys(shown))  # a recursion repeats its line
 
     def _memory(self) -> str:
@@ -151,12 +162,16 @@ class _Words:
     def end(self, outcome: Outcome) -> Verdict:
         if outcome.ended == "time":
             seconds = self._limits.cpu_seconds
-            return Verdict("time", f"It did not come back within {seconds:g} seconds and was stopped. Is there a loop that never ends?")
+            return Verdict(
+                "time", f"It did not come back within {seconds:g} seconds and was stopped. Is there a loop that never ends?"
+            )
         if outcome.ended == "memory":
             return Verdict("memory", self._memory() + " It was stopped.")
         if outcome.ended == "output":
             limit = self._limits.output_bytes >> 20
-            return Verdict("output", f"It printed more than {limit} MiB and was stopped. Is there a print in a loop that never ends?")
+            return Verdict(
+                "output", f"It printed more than {limit} MiB and was stopped. Is there a print in a loop that never ends?"
+            )
         if outcome.status < 0:
             return Verdict("exit", f"Python crashed while running it (signal {-outcome.status}).")
         return Verdict("exit", f"The code ended the Python process (exit status {outcome.status}). Return the result instead.")

@@ -1,7 +1,7 @@
 """Lab 02's checks: greedy generation, temperature and top-k, top-p. In the parent only.
 
-The judges do not compare with one right answer: they know, for each row, which tokens must stay, which may, and how many at least. So
-every right way of writing it passes, ties included, and a wrong one can be told what it did.
+The judges do not compare with one right answer: they know, for each row, which tokens must stay, which may, and how many at
+least. So every right way of writing it passes, ties included, and a wrong one can be told what it did.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def generate_cases(seed: int) -> list[Case]:
 def _generate_case(rng: random.Random, length: int, new: int) -> Case:
     """One prompt whose right continuation cannot be had by looking at the wrong row or at the newest token alone."""
     while True:
-        case = {
+        case: Case = {
             "vocab_size": rng.choice([7, 11, 17]),
             "salt": rng.randrange(1000),
             "prompt": [rng.randrange(7) for _ in range(length)],
@@ -58,7 +58,9 @@ def judge_generate(case: Case, output: Any) -> Verdict:
     produced = list(returned)
     if produced[: len(prompt)] == prompt and len(produced) == len(prompt) + new and new:
         return Verdict("wrong value", f"It returned the prompt as well: {produced}. Return only the {new} new tokens.")
-    return _judge_calls(prompt, new, produced, calls) or _judge_tokens(case, produced) or _judge_prompt(prompt, output["prompt"])
+    return (
+        _judge_calls(prompt, new, produced, calls) or _judge_tokens(case, produced) or _judge_prompt(prompt, output["prompt"])
+    )
 
 
 def _judge_calls(prompt: list[int], new: int, produced: list[int], calls: list[list[int]]) -> Verdict | None:
@@ -103,7 +105,7 @@ def _judge_tokens(case: Case, produced: list[int]) -> Verdict | None:
         elif token >= V:
             why = f"There are only {V} tokens. Was argmax taken over all rows at once?"
         elif len(rows) > 1 and token in rows[:-1]:
-            why = f"That is the favourite of row {rows.index(token)}. What follows the newest token is in the last row, logits[-1]."
+            why = f"That is the favourite of row {rows.index(token)}. What comes next is in the last row, logits[-1]."
         else:
             why = "The next token is the argmax of the last row, logits[-1]."
         return Verdict("wrong value", f"After {sequence} it chose token {token}, and should choose {rows[-1]}. {why}")
@@ -125,8 +127,8 @@ def _judge_prompt(before: list[int], after: Any) -> Verdict:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a row may look like afterwards. `must` stay, `may` stay (they tie at the boundary), at least `least` in all. `why` says
-    how the boundary came about, in numbers."""
+    """What a row may look like afterwards. `must` stay, `may` stay (they tie at the boundary), at least `least` in all. `why`
+    says how the boundary came about, in numbers."""
 
     must: frozenset[int]
     may: frozenset[int]
@@ -148,7 +150,9 @@ def _judge_form(case: Case, output: Any) -> Verdict | None:
     for name, before in (("logits", logits), ("setting", torch.tensor(case["setting"]))):
         if not torch.equal(output[name], before):
             what = "logits" if name == "logits" else case["call"].rpartition(", ")[2].partition("=")[0]
-            return Verdict("input changed", f"It changed its input {what} in place. Return a new tensor (masked_fill, not masked_fill_).")
+            return Verdict(
+                "input changed", f"It changed its input {what} in place. Return a new tensor (masked_fill, not masked_fill_)."
+            )
     if returned.isnan().any():
         row = int(returned.isnan().any(-1).nonzero()[0])
         return Verdict("wrong value", f"Row {row} has NaN in it: {_numbers(returned[row])}. {_nan_reason(case, row)}")
@@ -212,10 +216,10 @@ def _allowed_top_p(logits: list[float], p: float) -> Allowed:
         return Allowed(there, frozenset(), len(there), OFF_TEXT)
     probs, total = _probabilities(logits), 0.0
     order = sorted(there, key=lambda t: -probs[t])
-    for count, token in enumerate(order, start=1):
-        total += probs[token]
-        if total >= p:
-            break
+    count, token = 0, order[0]
+    while count < len(order) and total < p:
+        token = order[count]
+        total, count = total + probs[token], count + 1
     terms = " + ".join(f"{probs[t]:.2f}" for t in order[:count]) if count <= 6 else f"the {count} most probable"
     return _tied(logits, logits[token], count, f"{terms} = {total:.2f}, the first sum that reaches {p:g}")
 
@@ -231,7 +235,12 @@ def _kept_reason(case: Case, row: int, allowed: list[Allowed], kept: frozenset[i
     rule, logits, top_p = allowed[row], case["logits"][row], case["function"] == "apply_top_p"
     there, settings = _finite(logits), case["setting"]
     removed = [t for t in there - rule.must - rule.may if t in kept]
-    if removed and all(float(returned[t]) != logits[t] for t in removed):
+    before = torch.tensor(logits)
+    values = returned[returned > NEG_INF].sort(descending=True).values
+    in_place = bool((returned == before)[sorted(kept)].all())
+    if not in_place and torch.equal(values, before.sort(descending=True).values[: len(values)]):
+        return "These are logits of this row in other places: it came back sorted. Token t's logit stays in column t."
+    if removed and all(returned[t] != before[t] for t in removed):
         return f"Tokens to be removed have logit {float(returned[removed[0]]):g}. A removed token has logit -inf, nothing else."
     if rule.why is OFF_TEXT:
         name = "p >= 1" if top_p else "k <= 0, or k >= V,"
@@ -256,12 +265,15 @@ def _kept_reason(case: Case, row: int, allowed: list[Allowed], kept: frozenset[i
     if kept == frozenset(order[-len(kept) :]):
         return "It kept the least likely tokens. Was the sort ascending?"
     if len(kept) == rule.least:
-        return "The number is right, the tokens are not: a mask made in sorted order must go back to the vocabulary's order (scatter)."
-    return f"At least {rule.least} tokens stay, and it kept {len(kept)}." if len(kept) < rule.least else "It kept too many tokens."
+        return "The number is right, the tokens are not: bring the mask from sorted order back to the vocabulary's (scatter)."
+    return (
+        f"At least {rule.least} tokens stay, and it kept {len(kept)}." if len(kept) < rule.least else "It kept too many tokens."
+    )
 
 
 def _changed_value(case: Case, row: int, before: torch.Tensor, after: torch.Tensor, token: int) -> Verdict:
-    if torch.allclose(after, before.softmax(-1), atol=1e-4):
+    kept = after > NEG_INF
+    if torch.allclose(after[kept], before.softmax(-1)[kept], atol=1e-4):
         why = "Those are the probabilities. Return logits; the sampler takes the softmax."
     elif case["setting"][row] >= 1 and _allowed(case, row).why is OFF_TEXT:
         why = "This row's setting is off: it comes back as it was."
@@ -294,7 +306,7 @@ def _kept_lines(rule: Allowed, kept: frozenset[int]) -> Iterator[str]:
 
 def temperature_top_k_cases(seed: int) -> list[Case]:
     rng = random.Random(f"2.2:{seed}")
-    by_hand = [
+    by_hand: list[tuple[str, list[list[float]], list[float]]] = [
         ("apply_temperature", [[1.0, 2.0, 4.0]], [2.0]),
         ("apply_temperature", [[1.0, 2.0, 4.0]], [0.0]),
         ("apply_temperature", [[1.0, 0.0, 2.0], [1.0, 0.0, 2.0], [3.0, 1.0, -2.0]], [0.5, 0.0, 1.0]),
@@ -320,7 +332,7 @@ def temperature_top_k_cases(seed: int) -> list[Case]:
 
 def _logits_case(function: str, logits: list[list[float]], setting: list[float]) -> Case:
     name = {"apply_temperature": "temperature", "apply_top_k": "k", "apply_top_p": "p"}[function]
-    shown = str(logits).replace("-inf", "-inf") if len(logits) * len(logits[0]) <= 16 else f"<{len(logits)} x {len(logits[0])}>"
+    shown = str(logits) if len(logits) * len(logits[0]) <= 16 else f"<{len(logits)} x {len(logits[0])}>"
     return {"function": function, "logits": logits, "setting": setting, "call": f"{function}(logits={shown}, {name}={setting})"}
 
 
@@ -337,7 +349,9 @@ def _judge_temperature(case: Case, output: Any) -> Verdict:
         if temperature == 0:
             if int(after.argmax()) != int(before.argmax()) or bool((after == float("inf")).any()):
                 told = f"Row {row} has temperature 0 and came back as {_numbers(after)}."
-                return Verdict("wrong value", f"{told} It is a greedy row: its largest logit must stay token {int(before.argmax())}'s.")
+                return Verdict(
+                    "wrong value", f"{told} It is a greedy row: its largest logit must stay token {int(before.argmax())}'s."
+                )
         elif not torch.allclose(after, before / temperature, rtol=1e-4, atol=1e-5):
             return Verdict("wrong value", _temperature_reason(case, row, before, after, temperature))
     return RIGHT
@@ -352,9 +366,14 @@ def _temperature_reason(case: Case, row: int, before: torch.Tensor, after: torch
         return told + " It multiplied. A low temperature makes the differences larger: divide."
     if torch.allclose(after, (before / temperature).softmax(-1), atol=1e-4):
         return told + " Those are probabilities. Return logits; the sampler takes the softmax."
+    settings = torch.tensor(case["setting"])
+    if len(settings) == len(before) > 1 and torch.allclose(after, before / settings.clamp(min=1e-5), rtol=1e-4, atol=1e-5):
+        return told + " Columns were divided, not rows: [B, V] / [B] lines the settings up with the tokens. temperature[:, None]."
     for other in case["setting"]:
         if other and torch.allclose(after, before / other, rtol=1e-4, atol=1e-5):
-            return told + f" It was divided by {other:g}, another row's temperature. Each row has its own: temperature[:, None]."
+            return (
+                told + f" It was divided by {other:g}, another row's temperature. Each row has its own: temperature[:, None]."
+            )
     return told
 
 
@@ -438,8 +457,8 @@ CHECKS = {
         difficulty=1,
         hints=(
             "One round of the loop: give the model the whole sequence, look at one row of the logits, append one token.",
-            "Row t of the logits predicts what comes after token t. The newest token is the last one, so you want `logits[-1]`. The"
-            " model takes a tensor: `torch.tensor(tokens)`; `.item()` turns the argmax back into a Python int.",
+            "Row t of the logits predicts what comes after token t. The newest token is the last one, so you want `logits[-1]`."
+            " The model takes a tensor: `torch.tensor(tokens)`; `.item()` turns the argmax back into a Python int.",
             "tokens = list(token_ids)\nrepeat max_new_tokens times:\n    logits = model(torch.tensor(tokens))\n"
             "    append the argmax of logits[-1] to tokens\nreturn what was added: tokens[len(token_ids):]",
         ),
@@ -450,12 +469,12 @@ CHECKS = {
         minutes=12,
         difficulty=2,
         hints=(
-            "Both are one line for one row. What makes them interesting is the batch: logits are [B, V], the setting is [B], and"
-            " `setting[:, None]` is [B, 1], which meets every token of its row.",
-            "Temperature: replace the temperatures that are too small by 1 before dividing (`torch.where`). Top-k: find the value of"
-            " each row's k-th largest logit, then remove what is smaller (`masked_fill`).",
-            "Sort each row in descending order. The k-th largest sits in column k - 1: `sorted.gather(-1, (k - 1)[:, None])`. Rows that"
-            " are off have no such column: replace their k by V first, and keep them out of the mask.",
+            "Both are one line for one row. What makes them interesting is the batch: logits are [B, V], the setting is [B],"
+            " and `setting[:, None]` is [B, 1], which meets every token of its row.",
+            "Temperature: replace the temperatures that are too small by 1 before dividing (`torch.where`). Top-k: find the"
+            " value of each row's k-th largest logit, then remove what is smaller (`masked_fill`).",
+            "Sort each row in descending order. The k-th largest sits in column k - 1: `sorted.gather(-1, (k - 1)[:, None])`."
+            " Rows that are off have no such column: replace their k by V first, and keep them out of the mask.",
         ),
     ),
     "2.3": Check(
@@ -464,11 +483,13 @@ CHECKS = {
         minutes=12,
         difficulty=2,
         hints=(
-            "Sort each row in descending order and take the softmax. Which running sum tells you that a token is no longer needed?",
-            "A token stays if the probabilities *before* it add up to less than p. Then the one that crosses the line stays, and so"
-            " does the first token, whatever p is. The sum before a token is `cumsum - probs`.",
+            "Sort each row in descending order and take the softmax. Which running sum tells you that a token is no longer"
+            " needed?",
+            "A token stays if the probabilities *before* it add up to less than p. Then the one that crosses the line stays,"
+            " and so does the first token, whatever p is. The sum before a token is `cumsum - probs`.",
             "The mask you have is in sorted order. `order` from `sort` says where each column came from, so"
-            " `mask.scatter(-1, order, mask)` brings it back. Keep rows with p >= 1 out of it: rounding can make cumsum reach 1 early.",
+            " `mask.scatter(-1, order, mask)` brings it back. Keep rows with p >= 1 out of it: rounding can make cumsum reach 1"
+            " early.",
         ),
     ),
 }

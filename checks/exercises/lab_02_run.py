@@ -11,7 +11,8 @@ from checks.exercises import Case
 
 
 class ToyModel:
-    """A language model small enough to follow: logits [T, V] for token ids [T], row t depending on tokens 0..t and on nothing else.
+    """A language model small enough to follow: logits [T, V] for token ids [T], row t depending on tokens 0..t and on nothing
+    else.
 
     `calls` remembers the token ids of each call. Each row has one largest logit, 0.0, and no two equal ones.
     """

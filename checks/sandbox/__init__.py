@@ -1,5 +1,5 @@
-"""Runs a student's cell in a process of its own, which can be killed. Knows nothing of exercises: it is given source, cases and the
-name of a `run` function, and gives back what `run` returned, as plain data.
+"""Runs a student's cell in a process of its own, which can be killed. Knows nothing of exercises: it is given source, cases and
+the name of a `run` function, and gives back what `run` returned, as plain data.
 
     sandbox.py      the parent's side: one job = one child, its limits, its end
     forkserver.py   the process the children are forked from (torch already imported; it never touches CUDA)

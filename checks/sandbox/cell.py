@@ -9,7 +9,8 @@ VERBS = ("check", "hint", "skip", "solution", "reset", "predict", "quiz", "progr
 
 
 def own_statements(tree: ast.Module) -> list[ast.stmt]:
-    """The cell's top-level statements without `from checks import ...` and without calls of what that brings (`check("2.1")`)."""
+    """The cell's top-level statements without `from checks import ...` and without calls of what that brings
+    (`check("2.1")`)."""
 
     def is_ours(node: ast.stmt) -> bool:
         if isinstance(node, ast.ImportFrom):
@@ -34,7 +35,7 @@ def own_source(source: str) -> str:
 def first_line(node: ast.stmt) -> int:
     """Where a statement begins, its decorators included."""
     decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(d.lineno for d in decorators)])
+    return min([node.lineno, *(int(d.lineno) for d in decorators)])
 
 
 def name_of(signature: str) -> str:

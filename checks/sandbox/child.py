@@ -1,15 +1,16 @@
-"""The child: compiles a cell as a module by itself and runs the cases on it. Everything here happens beside the student's code, so
-nothing here may know an expected value; what goes wrong is described as data, and the parent finds the words.
+"""The child: compiles a cell as a module by itself and runs the cases on it. Everything here happens beside the student's code,
+so nothing here may know an expected value; what goes wrong is described as data, and the parent finds the words.
 
 Messages to the parent: {"kind": "started"} (the request is read), {"kind": "ready"} (the cell is loaded), then
-per case {"kind": "result", "case", "output"} or {"kind": "problem", "case", ...}, then {"kind": "done"}. A problem before the cases (the
-cell fails to load, a function is missing) has "case": None.
+per case {"kind": "result", "case", "output"} or {"kind": "problem", "case", ...}, then {"kind": "done"}. A problem before the
+cases (the cell fails to load, a function is missing) has "case": None.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib
 import inspect
 import io
@@ -27,9 +28,10 @@ from typing import Any, BinaryIO
 from checks.sandbox.cell import name_of, own_statements, parse_parameters
 from checks.sandbox.plain import read_frame, write_frame
 
+
 def serve(frames: BinaryIO) -> None:
-    """Answer one request on `frames`, then return. Keys of the request: source, filename, functions (signatures), runner (a module with
-    RUN), exercise, cases, cpu_seconds, memory_bytes."""
+    """Answer one request on `frames`, then return. Keys of the request: source, filename, functions (signatures), runner (a
+    module with RUN), exercise, cases, cpu_seconds, memory_bytes."""
     request = read_frame(frames)
     if request is None:
         return
@@ -47,7 +49,7 @@ def serve(frames: BinaryIO) -> None:
     run = importlib.import_module(request["runner"]).RUN[request["exercise"]]
     for index, case in enumerate(request["cases"]):
         seed_everything(index)
-        output, problem = guarded(lambda case=case: run(module, case), request)
+        output, problem = guarded(functools.partial(run, module, case), request)
         answer = {"kind": "problem", **problem} if problem else {"kind": "result", "output": output}
         flush()
         try:
@@ -58,8 +60,8 @@ def serve(frames: BinaryIO) -> None:
 
 
 def load(module: types.ModuleType, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Execute the cell's own code in `module`, without its calls to this package. What it prints while loading has been printed by
-    the notebook already."""
+    """Execute the cell's own code in `module`, without its calls to this package. What it prints while loading has been printed
+    by the notebook already."""
     tree = ast.parse(request["source"], request["filename"])
     tree.body = own_statements(tree)
     code = compile(tree, request["filename"], "exec")
@@ -185,9 +187,9 @@ def _redirected(output_fd: int) -> Iterator[None]:
     os.dup2(null, 0)
     os.dup2(output_fd, 1)
     os.dup2(output_fd, 2)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     try:
         yield
     finally:

@@ -1,15 +1,16 @@
 """The process that children are forked from: torch is imported once, so a check costs 0.02 s and not 1.5 s.
 
-It must never initialize CUDA (a fork of such a process cannot use it) and never start a thread (a fork would lose it), so it imports
-torch, sets one thread, and then only forks. It lives in a session of its own: an interrupt meant for the kernel does not reach it.
-It ends when the kernel's end of the control socket closes, which also happens when the kernel is killed.
+It must never initialize CUDA (a fork of such a process cannot use it) and never start a thread (a fork would lose it), so it
+imports torch, sets one thread, and then only forks. It lives in a session of its own: an interrupt meant for the kernel does
+not reach it. It ends when the kernel's end of the control socket closes, which also happens when the kernel is killed.
 
-Control messages, one JSON object a line. From the kernel: {"job": n} with two file descriptors (frames, output), or {"kill": n}.
-To the kernel: {"up": pid} once, then per job {"job": n, "status": exit status}.
+Control messages, one JSON object a line. From the kernel: {"job": n} with two file descriptors (frames, output), or {"kill":
+n}. To the kernel: {"up": pid} once, then per job {"job": n, "status": exit status}.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -44,11 +45,11 @@ def _loop(control: socket.socket, wake_read: int, jobs: dict[int, int]) -> None:
     pending = b""
     fds: list[int] = []
     while True:
-        ready, _, _ = select.select([control, wake_read], [], [])
+        ready, _, _ = select.select([control.fileno(), wake_read], [], [])
         if wake_read in ready:
             os.read(wake_read, 4096)
             _reap(control, jobs)
-        if control not in ready:
+        if control.fileno() not in ready:
             continue
         data, new_fds, _, _ = socket.recv_fds(control, 4096, 16)
         if not data:
@@ -95,14 +96,10 @@ def _reap(control: socket.socket, jobs: dict[int, int]) -> None:
 def _kill(pid: int, group_only: bool = False) -> None:
     # Before the child's setsid there is no group of that number yet, so the process itself is killed too.
     for kill in (os.killpg,) if group_only else (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def _send(control: socket.socket, message: dict[str, int]) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the kernel is gone; the next read says so
         control.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:  # the kernel is gone; the next read says so
-        pass

@@ -1,7 +1,7 @@
 """Plain data across the process line: numbers, strings, lists, tuples, dicts and tensors, as JSON. Shared by parent and child.
 
-The child runs code nobody has read. So what it sends is never unpickled and never an object: a thing that is not plain data arrives
-as `Opaque("module.Type")`, and an object with a clever `__eq__` never reaches the judge.
+The child runs code nobody has read. So what it sends is never unpickled and never an object: a thing that is not plain data
+arrives as `Opaque("module.Type")`, and an object with a clever `__eq__` never reaches the judge.
 """
 
 from __future__ import annotations

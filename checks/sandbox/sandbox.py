@@ -2,9 +2,9 @@
 
     outcome = run_in_child(Request(source=..., ...), Limits())
 
-Where there is fork, children come from a fork server that this process owns (one a kernel, so two notebooks never meet); elsewhere
-(Windows) each child is a new Python, which costs about two seconds. The kernel itself is never at risk: whatever the child does, it
-is the child that is killed.
+Where there is fork, children come from a fork server that this process owns (one a kernel, so two notebooks never meet);
+elsewhere (Windows) each child is a new Python, which costs about two seconds. The kernel itself is never at risk: whatever the
+child does, it is the child that is killed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ START_SECONDS = 120.0  # importing torch from a cold disk
 
 @dataclass(frozen=True)
 class Limits:
-    """What one check may use. `cpu_seconds` is the limit that counts (a busy machine is not the student's fault); `wall_seconds` ends
-    what sleeps. Output beyond `kept_output` characters is cut, beyond `output_bytes` the child is ended."""
+    """What one check may use. `cpu_seconds` is the limit that counts (a busy machine is not the student's fault);
+    `wall_seconds` ends what sleeps. Output beyond `kept_output` characters is cut, beyond `output_bytes` the child is ended."""
 
     cpu_seconds: float = 10.0
     wall_seconds: float = 30.0
@@ -59,8 +59,8 @@ class Request:
 
 @dataclass
 class Outcome:
-    """What came back. `messages` are the child's, in order; `ended` says how the child ended: "done", "time", "memory", "output" or
-    "exit" (on its own, before it was done), with `status` its exit code or minus the signal."""
+    """What came back. `messages` are the child's, in order; `ended` says how the child ended: "done", "time", "memory",
+    "output" or "exit" (on its own, before it was done), with `status` its exit code or minus the signal."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     ended: str = "done"
@@ -87,8 +87,8 @@ class _Job:
 
 
 def run_in_child(request: Request, limits: Limits, *, fork: bool = HAS_FORK) -> Outcome:
-    """Run the request in a new child and collect what it says until it is done, or a limit is reached. One at a time. If this is
-    interrupted (KeyboardInterrupt), the child dies and the next call starts afresh."""
+    """Run the request in a new child and collect what it says until it is done, or a limit is reached. One at a time. If this
+    is interrupted (KeyboardInterrupt), the child dies and the next call starts afresh."""
     with _one_at_a_time:
         try:
             return _watch(_server().start() if fork else _Spawned(), request, limits)
@@ -328,4 +328,3 @@ def _environment() -> dict[str, str]:
         # macOS stops a forked process that uses Apple's frameworks unless it is told that this is meant.
         {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}
     )
-

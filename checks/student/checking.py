@@ -21,8 +21,8 @@ _said_slow = False
 def check(exercise: str, *, here: bool = False) -> None:
     """Check the exercise whose cell this is called from. Raises CheckFailed unless it is right.
 
-    The cell runs by itself in another process, so nothing else in the notebook can help or disturb it. `here=True` runs the same
-    cases in this kernel instead, without limits and without counting: for `breakpoint()` and `%debug`.
+    The cell runs by itself in another process, so nothing else in the notebook can help or disturb it. `here=True` runs the
+    same cases in this kernel instead, without limits and without counting: for `breakpoint()` and `%debug`.
     """
     row = row_of(exercise)
     source, namespace = calling_cell(f'check("{exercise}")')
@@ -81,7 +81,9 @@ def _words(row: Row, report: Report) -> str:
     """The whole message. Its first line says that this is about the exercise, not about the notebook being broken."""
     verdict = report.verdict
     if verdict.category == "not attempted":
-        return f'Exercise {row.id}. {verdict.message}\nhint("{row.id}") gives a hint; skip("{row.id}") goes on with the reference.'
+        return (
+            f'Exercise {row.id}. {verdict.message}\nhint("{row.id}") gives a hint; skip("{row.id}") goes on with the reference.'
+        )
     lines = [f"Exercise {row.id} is not right yet ({verdict.category})."]
     if report.call:
         lines += ["", f"    {report.call}"]
@@ -94,7 +96,8 @@ def _words(row: Row, report: Report) -> str:
 
 
 def _check_here(row: Row, source: str, namespace: dict[str, Any]) -> None:
-    """All cases in this kernel, on the functions as the notebook has them now. Errors are left alone, so that %debug finds them."""
+    """All cases in this kernel, on the functions as the notebook has them now. Errors are left alone, so that %debug finds
+    them."""
     import importlib
 
     verdict = before_running(row, source)

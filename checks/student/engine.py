@@ -1,13 +1,14 @@
 """my_engine/: the student's engine, a mirror of minivllm/ made from the answers that passed.
 
 Each file is minivllm's own with the functions of passed exercises replaced by the student's text, so what is not passed, or is
-skipped, is the reference, and a diff of the two files shows exactly what the student wrote. It is rebuilt from the answers whenever
-it is asked for: nothing in it is edited by hand.
+skipped, is the reference, and a diff of the two files shows exactly what the student wrote. It is rebuilt from the answers
+whenever it is asked for: nothing in it is edited by hand.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import io
 import textwrap
 import tokenize
@@ -63,7 +64,8 @@ def use(seam: str, exercise: str | None) -> None:
 
 
 def save_answer(row: Row, source: str) -> None:
-    """Keep a passed cell, and put its functions into my_engine/. Raises ValueError, keeping nothing, if they cannot be moved there."""
+    """Keep a passed cell, and put its functions into my_engine/. Raises ValueError, keeping nothing, if they cannot be moved
+    there."""
     if row.file:
         assemble((REFERENCE / row.file).read_text(encoding="utf-8"), [Answer(row, source)])
     with locked():
@@ -105,8 +107,8 @@ def _by_file() -> dict[str, list[Answer]]:
 def assemble(reference: str, answers: Iterable[Answer]) -> str:
     """The reference file's text with the functions of the answers in place of its own.
 
-    What else an answer's cell defines (imports, constants, helpers) goes in front of its first function. Where such a name means
-    something else in the file already, it is renamed in the answer.
+    What else an answer's cell defines (imports, constants, helpers) goes in front of its first function. Where such a name
+    means something else in the file already, it is renamed in the answer.
     """
     text, ids = reference, []
     for answer in answers:
@@ -114,7 +116,9 @@ def assemble(reference: str, answers: Iterable[Answer]) -> str:
         ids.append(answer.row.id)
     compile(text, "my_engine", "exec")
     exercises = f"exercise{'s' if len(ids) > 1 else ''} {', '.join(sorted(ids))}"
-    return f"{MARK}minivllm's file with your answers to {exercises} in it. Written by check(); edit the notebook instead.\n{text}"
+    return (
+        f"{MARK}minivllm's file with your answers to {exercises} in it. Written by check(); edit the notebook instead.\n{text}"
+    )
 
 
 def _put(text: str, answer: Answer) -> str:
@@ -134,7 +138,9 @@ def _put(text: str, answer: Answer) -> str:
     before = [f"# --- exercise {answer.row.id}: what your functions use", *before, "", ""] if before else []
     for name in wanted:
         theirs, ours = find_function(ast.parse(text), name), find_function(tree, name)
-        if theirs is None or ours is None:  # written as a class of its own, or by assignment: only a whole definition can be moved
+        if (
+            theirs is None or ours is None
+        ):  # written as a class of its own, or by assignment: only a whole definition can be moved
             raise ValueError(f"my_engine needs {name} as a `def` in the cell of exercise {answer.row.id}.")
         lines = text.splitlines()
         indent = " " * theirs.col_offset
@@ -194,3 +200,16 @@ def _rename(source: str, names: dict[str, str]) -> str:
         line = lines[row - 1]
         lines[row - 1] = line[:column] + new + line[column + len(token.string) :]
     return "".join(lines)
+
+
+def show_diff(file: str) -> None:
+    """Print what differs between my_engine's file and minivllm's: "-" lines are minivllm's, "+" lines yours."""
+    components()
+    mine = engine_dir() / file
+    if not mine.is_file():
+        print(f"my_engine has no {file} yet: no exercise that builds it has passed, so minivllm's is in use.")
+        return
+    theirs, ours = (path.read_text(encoding="utf-8").splitlines() for path in (REFERENCE / file, mine))
+    ours = [line for line in ours if not line.startswith(MARK)]
+    lines = list(difflib.unified_diff(theirs, ours, f"minivllm/{file}", f"my_engine/{file}", lineterm="", n=1))
+    print("\n".join(lines) if lines else f"Your {file} and minivllm's are the same, line for line.")

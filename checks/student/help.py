@@ -53,7 +53,8 @@ def skip(exercise: str) -> None:
 
 
 def reset(what: str) -> None:
-    """Forget an exercise ("2.1") or a whole lab ("02"): what was passed, hints, predictions, answers. Cells are left as they are."""
+    """Forget an exercise ("2.1") or a whole lab ("02"): what was passed, hints, predictions, answers. Cells are left as they
+    are."""
     lab = what.zfill(2)
     rows = [row for row in table().values() if row.id == what or ("." not in what and row.lab == lab)]
     if not rows or not has_checks(rows[0].lab):

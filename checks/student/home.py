@@ -5,8 +5,8 @@
     <home>/my_engine/                 the engine made from them (student/engine.py)
     <home>/results/                   what experiments measured
 
-<home> is `$MINIVLLM_HOME`, or labs/ of this clone. A notebook that runs in solutions/ keeps its own, solutions/.home: running a solution
-is not the student's work.
+<home> is `$MINIVLLM_HOME`, or labs/ of this clone. A notebook that runs in solutions/ keeps its own, solutions/.home: running a
+solution is not the student's work.
 """
 
 from __future__ import annotations
@@ -55,11 +55,18 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private; these are ordinary ones
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def locked() -> FileLock:

@@ -13,12 +13,14 @@ from checks.student.failure import CheckFailed
 def calling_cell(what: str) -> tuple[str, dict[str, Any]]:
     """The source of the cell that called the function that called this, and the notebook's namespace.
 
-    It comes from the frame itself: every kernel (JupyterLab, VS Code, nbclient, nbval, Colab) compiles a cell under a name of its own and
-    leaves the text with `linecache`. So it is right for any cell, run in any order.
+    It comes from the frame itself: every kernel (JupyterLab, VS Code, nbclient, nbval, Colab) compiles a cell under a name of
+    its own and leaves the text with `linecache`. So it is right for any cell, run in any order.
     """
     frame = sys._getframe(2)
     if frame.f_code.co_name != "<module>":
-        raise CheckFailed(f"{what} belongs on the last line of the exercise's cell, at the left margin (not inside a function).")
+        raise CheckFailed(
+            f"{what} belongs on the last line of the exercise's cell, at the left margin (not inside a function)."
+        )
     source = "".join(linecache.getlines(frame.f_code.co_filename)) or _last_input()
     if not source:
         raise CheckFailed(f"{what} reads the notebook cell it stands in, and there is none here. Run it in a notebook.")

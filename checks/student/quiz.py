@@ -1,7 +1,7 @@
 """quiz and predict: questions answered by typing into a cell, so that the answer lives in the notebook.
 
-The questions are data, checks/quizzes/NN.yaml; the builder writes them into the notebook as text. Where widgets work, radio buttons
-write the line to paste; where they do not, nothing is missing.
+The questions are data, checks/quizzes/NN.yaml; the builder writes them into the notebook as text. Where widgets work, radio
+buttons write the line to paste; where they do not, nothing is missing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """A choice question (`choices`, `answer` one of them), a numeric one (`draw`: name -> [low, high], `answer` an expression over these
-    names, `slips`: [expression, why] for wrong answers worth a word), or a prediction (choices, no answer: the plot says)."""
+    """A choice question (`choices`, `answer` one of them), a numeric one (`draw`: name -> [low, high], `answer` an expression
+    over these names, `slips`: [expression, why] for wrong answers worth a word), or a prediction (choices, no answer: the plot
+    says)."""
 
     id: str
     text: str
@@ -49,7 +50,7 @@ class Question:
         return {name: rng.randint(low, high) for name, (low, high) in self.draw.items()}
 
 
-@lru_cache(maxsize=None)
+@cache
 def questions(lab: str) -> dict[str, Question]:
     """The questions and predictions of a lab ("02") by id."""
     path = QUIZZES / f"{lab}.yaml"
@@ -77,8 +78,8 @@ def find_question(question: str) -> Question:
 
 
 def quiz(question: str, answer: str | float | Callable[..., float] = OPEN) -> None:
-    """Answer a question: `quiz("2.q1", "b")`, or a number. A formula over the drawn numbers, a function, is taken too. Without an answer
-    the question is shown. An answer is explained whether it is right or wrong, and may be changed."""
+    """Answer a question: `quiz("2.q1", "b")`, or a number. A formula over the drawn numbers, a function, is taken too. Without
+    an answer the question is shown. An answer is explained whether it is right or wrong, and may be changed."""
     asked = find_question(question)
     if asked.answer is None:
         raise CheckFailed(f'{question} is a prediction: predict("{question}", ...).')
@@ -121,8 +122,8 @@ def _close(given: float, wanted: float) -> bool:
 
 
 def predict(question: str, answer: str = OPEN) -> None:
-    """Commit to a prediction before the experiment: `predict("2.p1", "line")`. With the question alone it says again, beside the plot,
-    what was predicted, and what that would have meant. A prediction can be changed until it has been recalled."""
+    """Commit to a prediction before the experiment: `predict("2.p1", "line")`. With the question alone it says again, beside
+    the plot, what was predicted, and what that would have meant. A prediction can be changed until it has been recalled."""
     asked = find_question(question)
     if asked.answer is not None:
         raise CheckFailed(f'{question} is a quiz question: quiz("{question}", ...).')
@@ -154,7 +155,8 @@ def recall(question: str) -> None:
 
 
 def as_markdown(asked: Question) -> str:
-    """The question as the builder writes it into the notebook. Drawn numbers are the student's, so they come from running the cell."""
+    """The question as the builder writes it into the notebook. Drawn numbers are the student's, so they come from running the
+    cell."""
     kind = "Predict" if asked.answer is None else "Question"
     text = asked.text
     if asked.draw:
@@ -201,4 +203,4 @@ def _show_buttons(asked: Question, verb: str) -> None:
     box = ipywidgets.VBox([buttons, line])
     # A front end without widgets shows the plain text of the bundle: nothing, since the question stands above.
     bundle = {"application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": box.model_id}}
-    display({**bundle, "text/plain": ""}, raw=True)
+    display({**bundle, "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]

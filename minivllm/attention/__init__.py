@@ -1,13 +1,21 @@
-"""Attention backends: `interface.py` says what one is, `get_backend` finds it by name."""
+"""Attention backends: `interface.py` says what one is, `get_backend` finds it by name, `replace_parts` puts a student's
+functions into it. Importing this costs no torch.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from minivllm.components import Components
 
 if TYPE_CHECKING:
     import torch
 
     from minivllm.attention.interface import AttentionBackend
+    from minivllm.models.registry import ModelConfig
 
 
 def get_backend(name: str, device_type: str, dtype: torch.dtype) -> AttentionBackend:
@@ -32,3 +40,49 @@ def get_backend(name: str, device_type: str, dtype: torch.dtype) -> AttentionBac
 
         return cpu_backend(dtype)
     raise ValueError(f"attention_backend={name!r} is not one of 'auto', 'naive', 'reference', 'cpu'.")
+
+
+def replace_parts(backend: AttentionBackend, components: Components, model: ModelConfig) -> AttentionBackend:
+    """The backend with the replaced write_kv, attention.decode and attention.prefill in place of its own. Raises ValueError if
+    the model needs a sliding window and a part has none."""
+    windows = {window for window in model.sliding_window if window is not None}
+    parts: dict[str, Any] = {}
+    if "write_kv" in components:
+        parts["write_kv"] = components["write_kv"]
+    for field, seam in (("decode", "attention.decode"), ("prefill", "attention.prefill")):
+        if seam not in components:
+            continue
+        part = components[seam]
+        if windows:
+            components.require(seam, "sliding window", f"A model with sliding_window={min(windows)}")
+            if "sliding_window" not in _keywords(part):
+                raise ValueError(
+                    f"A model with sliding_window={min(windows)} needs an {seam} component that takes sliding_window=...;"
+                    f" yours is {getattr(part, '__name__', part)}{inspect.signature(part)}."
+                )
+        parts[field] = _with_accepted_keywords(part)
+    if not parts:
+        return backend
+    return dataclasses.replace(backend, name=f"{backend.name} with replaced {', '.join(parts)}", **parts)
+
+
+def _keywords(part: Callable[..., Any]) -> set[str]:
+    """Which of the optional arguments a part takes."""
+    optional = {"scale", "sliding_window"}
+    parameters = inspect.signature(part).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return optional
+    return optional & parameters.keys()
+
+
+def _with_accepted_keywords(part: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Call a part with the optional arguments its signature has. One without `scale` uses 1 / sqrt(head_dim), as every model
+    here does; one without `sliding_window` is given to models without windows only."""
+    accepted = _keywords(part)
+    if accepted == {"scale", "sliding_window"}:
+        return part
+
+    def attend(*tensors: torch.Tensor, **optional: Any) -> torch.Tensor:
+        return part(*tensors, **{name: value for name, value in optional.items() if name in accepted})
+
+    return attend

@@ -50,7 +50,6 @@ class EngineCore:
         # Again, should the caller have gone around it: a sequence longer than the pool could never finish, nor be
         # preempted for room.
         self.config = config.fit_max_model_len(config.max_model_len or sys.maxsize, executor.num_blocks)
-        _refuse_pool_without_preemption(self.config, self.components, executor.num_blocks)
         self.executor = executor
         self.vocab_size = vocab_size
         block_pool = self.components.pick("block_pool")(executor.num_blocks)
@@ -62,6 +61,7 @@ class EngineCore:
             hash_block=self.components.pick("block_hash"),
         )
         self.scheduler = self.components.pick("scheduler")(self.config, kv_cache_manager)
+        _refuse_pool_without_preemption(self.config, self.components, executor.num_blocks)
 
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
         self._untold: list[str] = []  # ids the worker should have dropped in a step that was not submitted, or failed

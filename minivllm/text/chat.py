@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.ext
@@ -24,7 +24,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.visitor import NodeTransformer
 
-from minivllm.text.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from minivllm.text.tokenizer import Tokenizer
 
 MAX_LOOP_STEPS = 1_000_000  # of all loops of one rendering together
 MAX_RENDERED_CHARS = 20_000_000

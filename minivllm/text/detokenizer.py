@@ -18,7 +18,8 @@ class IncrementalDetokenizer:
     """Text of one request's output, as it grows. All pieces, joined, are the text of all tokens.
 
     The output continues the prompt, so its first token keeps its leading space (SentencePiece-like decoders drop one at the
-    start of a text) unless the prompt holds no text at all.
+    start of a text) unless the prompt holds no text at all. Its characters are its own: bytes that would finish a character of
+    the prompt's are not one.
     """
 
     capabilities: frozenset[str] = frozenset()

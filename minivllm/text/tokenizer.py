@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,28 @@ class Tokenizer:
             span = f"{min(token_ids)}..{max(token_ids)}"
             raise ValueError(f"Token ids must be from 0 to {self.vocab_size - 1}, got {span}.") from None
         return text
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        chat_template: str | None = None,
+        **template_kwargs: Any,
+    ) -> str | list[int]:
+        """A conversation as text, or as token ids. For scripts that call transformers' method of this name; its defaults are
+        kept. See text.chat.render_chat."""
+        from minivllm.text.chat import render_chat
+
+        text = render_chat(
+            self,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            template_kwargs=template_kwargs,
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def token_to_piece(self, token_id: int) -> str | None:
         """The vocabulary's own spelling ("ĠParis", "▁Paris", "<0xE2>"), None for an id without a token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from minivllm.components import Components
@@ -202,7 +203,7 @@ def check_invariants(engine: EngineCore) -> None:
         table = manager.req_to_blocks.get(request.request_id, [])
         assert request.num_tokens < engine.config.max_model_len
         assert len(request.block_hashes) <= request.num_tokens // size
-        assert 0 <= request.num_in_flight_tokens
+        assert request.num_in_flight_tokens >= 0
         if is_running:
             assert 0 < request.num_computed_tokens <= min(len(table) * size, engine.config.max_model_len - 1)
         else:
@@ -225,7 +226,7 @@ def check_invariants(engine: EngineCore) -> None:
     free = list(pool.free_block_queue)
     assert len(free) == pool.num_free_blocks
     assert {b.block_id for b in free} == {b.block_id for b in pool.blocks if b.ref_cnt == 0} - {0}
-    for before, after in zip(free, free[1:]):
+    for before, after in pairwise(free):
         assert before.next_free_block is after and after.prev_free_block is before
 
     # Hashes: the map and the blocks agree, and a table's published blocks carry its own hashes.

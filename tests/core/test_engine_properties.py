@@ -177,8 +177,8 @@ def test_drafts_right_or_wrong_never_change_an_answer(data: st.DataObject):
 
 
 class AheadScheduler(Scheduler):
-    """Asynchronous scheduling in its smallest form: a step counts the token it will sample as if it were known, so that the next
-    step can be scheduled before it is."""
+    """Asynchronous scheduling in its smallest form: a step counts the token it will sample as if it were known, so that
+    the next step can be scheduled before it is."""
 
     def after_schedule(self, step: SchedulerOutput) -> None:
         super().after_schedule(step)

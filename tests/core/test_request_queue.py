@@ -10,9 +10,7 @@ from minivllm.sampling_params import SamplingParams
 
 
 def make(name: str, index: int, priority: int = 0, arrival_time: float = 0.0) -> Request:
-    return Request(
-        name, [1], SamplingParams(), max_tokens=1, priority=priority, arrival_time=arrival_time, arrival_index=index
-    )
+    return Request(name, [1], SamplingParams(), max_tokens=1, priority=priority, arrival_time=arrival_time, arrival_index=index)
 
 
 def drain(queue: FCFSRequestQueue | PriorityRequestQueue) -> str:

@@ -241,8 +241,8 @@ def test_the_drafts_of_a_victim_already_in_the_step_are_dropped():
 
 
 def test_the_budget_of_an_undone_victim_goes_to_those_behind_it():
-    """Budget 6, 8 blocks, at most 4 tokens of a long prompt. low's last 2 tokens are in the step when high takes its blocks: mid gets
-    4 tokens, not the 3 that would be left."""
+    """Budget 6, 8 blocks, at most 4 tokens of a long prompt. low's last 2 tokens are in the step when high takes its
+    blocks: mid gets 4 tokens, not the 3 that would be left."""
     driver = start(
         num_blocks=9, scheduling_policy="priority", max_num_batched_tokens=6, max_num_seqs=3, long_prefill_token_threshold=4
     )
@@ -257,11 +257,9 @@ def test_the_budget_of_an_undone_victim_goes_to_those_behind_it():
 
 
 def test_the_hashes_an_undone_victim_published_in_this_step_are_taken_back():
-    """6 blocks. low's 4 tokens complete its fourth block, which is published; then high takes low's blocks, so the four are never
-    computed. Blocks computed in earlier steps stay in the cache."""
-    driver = start(
-        num_blocks=7, scheduling_policy="priority", max_num_batched_tokens=9, long_prefill_token_threshold=4
-    )
+    """6 blocks. low's 4 tokens complete its fourth block, which is published; then high takes low's blocks, so the four
+    are never computed. Blocks computed in earlier steps stay in the cache."""
+    driver = start(num_blocks=7, scheduling_policy="priority", max_num_batched_tokens=9, long_prefill_token_threshold=4)
     driver.add(make_request("low", 23, max_tokens=1, priority=5))
     assert driver.step().num_scheduled_tokens == {"low": 9}
     driver.add(make_request("high", 4, max_tokens=9, priority=0))

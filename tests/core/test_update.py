@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,10 @@ def test_end_token_then_stop_token_then_length(num_outputs: int, token_id: int, 
     assert Scheduler.finish_reason(request, token_id) is reason
 
 
-def feed(tokens: list[int], max_model_len: int = 100, **params: object) -> tuple[list[int], FinishReason | None, object]:
+def feed(tokens: list[int], max_model_len: int = 100, **params: Any) -> tuple[list[int], FinishReason | None, object]:
     """One request, whose step brings `tokens` at once (the first sampled, the others as if drafted)."""
     engine = make_engine(max_model_len=max_model_len)
-    engine.add_request(make_request("a", 3, eos_token_ids=(7, 8), **params))  # type: ignore[arg-type]
+    engine.add_request(make_request("a", 3, eos_token_ids=(7, 8), **params))
     step = engine.scheduler.schedule()
     (output,) = engine.scheduler.update_from_output(step, StepOutput({"a": tokens}))
     return output.new_token_ids, output.finish_reason, output.stop_reason
@@ -93,8 +94,8 @@ def test_logprobs_are_cut_with_the_tokens():
 # ---------------------------------------------------------------- drafts
 
 
-def start_with_drafts(accuracy: float, **config: object) -> Driver:
-    driver = Driver(make_engine(echo={"num_speculative_tokens": 3, "draft_accuracy": accuracy}, **config))  # type: ignore[arg-type]
+def start_with_drafts(accuracy: float, **config: Any) -> Driver:
+    driver = Driver(make_engine(echo={"num_speculative_tokens": 3, "draft_accuracy": accuracy}, **config))
     driver.add(make_request("a", 5, max_tokens=20))
     driver.step()
     return driver

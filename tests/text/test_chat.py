@@ -78,6 +78,13 @@ def test_other_templates_render_as_in_transformers(smollm2_tokenizer: Tokenizer,
     assert render_chat(smollm2_tokenizer, LONGER, chat_template=TEMPLATES[name]) == theirs
 
 
+def test_the_tokenizer_offers_it_under_transformers_name(smollm2_tokenizer: Tokenizer, reference: Any) -> None:
+    for options in ({"tokenize": False}, {"tokenize": False, "add_generation_prompt": True}):
+        assert smollm2_tokenizer.apply_chat_template(HELLO, **options) == reference.apply_chat_template(HELLO, **options)
+    ids = reference.apply_chat_template(HELLO, return_dict=False)
+    assert smollm2_tokenizer.apply_chat_template(HELLO) == ids
+
+
 def test_a_template_that_writes_bos_gives_one_bos(sentencepiece: Tokenizer) -> None:
     text = render_chat(sentencepiece, HELLO, chat_template="{{ bos_token }}{{ messages[0].content }}")
     assert text == "<s>Hello"

@@ -1,0 +1,65 @@
+"""Figures with alternative text. A plot is a picture for some readers and a sentence for the others, so `alt` is not
+optional."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING, Any
+
+from checks.student.failure import CheckFailed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Eight colours that differ in lightness too (Okabe and Ito), for readers who do not tell red from green.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+
+
+def show(figure: Figure, alt: str) -> None:
+    """Display a matplotlib figure; `alt` says what it shows, with its numbers. Where pictures do not render, `alt` stands
+    there."""
+    _display(figure, alt, None)
+
+
+class live:
+    """A picture that is drawn again in place: `picture = live(); picture.update(figure, alt)`."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def update(self, figure: Figure, alt: str) -> None:
+        self._handle = _display(figure, alt, self._handle, keep=True)
+
+
+def new_figure(width: float = 7.0, height: float = 3.2) -> tuple[Figure, Any]:
+    """A figure and its axes in the labs' style. Not pyplot's, so that nothing is displayed by itself or kept alive."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_prop_cycle(color=COLORS)
+    return figure, axes
+
+
+def _display(figure: Figure, alt: str, handle: Any, keep: bool = False) -> Any:
+    from IPython.display import DisplayHandle, display
+
+    if not alt or not alt.strip():
+        raise CheckFailed("A figure needs alt=..., a sentence that says what it shows.")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    bundle = {"image/png": base64.b64encode(buffer.getvalue()).decode(), "text/plain": alt}
+    metadata = {"image/png": {"alt": alt}}
+    if handle is not None:
+        handle.update(bundle, raw=True, metadata=metadata)
+        return handle
+    if not keep:
+        display(bundle, raw=True, metadata=metadata)  # type: ignore[no-untyped-call]
+        return None
+    handle = DisplayHandle()  # type: ignore[no-untyped-call]
+    handle.display(bundle, raw=True, metadata=metadata)
+    return handle

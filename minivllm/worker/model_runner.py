@@ -1,0 +1,302 @@
+"""ModelRunner: the executor that runs a real model. It owns the weights, the KV pool, the batch and the sampler, and turns a
+SchedulerOutput into sampled tokens. May not know the scheduler, blocks' owners, or text.
+
+    submit(step)    InputBatch takes in the difference -> flat arrays -> decoder over the paged cache -> hidden states
+    sample()        hidden states of the rows that yield a token -> logits -> Sampler; nothing waits for the device here
+    result()        the step's one wait; the tokens join the batch, ready to be the next step's input
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+from minivllm.attention import get_backend, replace_parts
+from minivllm.attention.interface import AttentionMetadata
+from minivllm.components import Components
+from minivllm.config import EngineConfig
+from minivllm.core.step import (
+    CachedRequestData,
+    NewRequestData,
+    SchedulerOutput,
+    StepHandle,
+    StepOutput,
+    TokenLogprobs,
+)
+from minivllm.models.registry import ModelConfig
+from minivllm.models.weights import load_model
+from minivllm.sampling.sampler import INVALID, Sampler, SamplerOutput, SamplingMetadata
+from minivllm.sampling_params import SamplingParams
+from minivllm.worker.device import choose_device, choose_dtype, limit_threads
+from minivllm.worker.input_batch import InputBatch, StepInputs
+from minivllm.worker.kv_cache import allocate_kv_caches, num_kv_blocks
+
+logger = logging.getLogger("minivllm")
+
+_WARM_UP_ID = "warm-up"
+_WARM_UP_TOKENS = 32
+
+
+class ModelRunner:
+    """Loads the model and sizes the KV pool at construction. Raises ValueError for settings the machine, the model or a
+    replaced part cannot serve.
+
+    num_blocks: of the pool, null block included.   max_model_len: what the model was trained for.   vocab_size, model_config.
+    device, device_type, dtype, dtype_name: where and in what it computes.   config: resolved for the device.
+    """
+
+    def __init__(self, config: EngineConfig, components: Components | None = None) -> None:
+        components = components or Components()
+        self.device = choose_device(config.device)
+        self.device_type = self.device.type
+        self.config = config = config.resolved(self.device_type)
+        if self.device_type == "cpu":
+            limit_threads()
+        self.dtype = choose_dtype(config.dtype, self.device)
+        self.dtype_name = str(self.dtype).removeprefix("torch.")
+        self.model = load_model(
+            config.model, dtype=self.dtype, device=self.device, load_format=config.load_format, seed=config.seed
+        )
+        self.model_config: ModelConfig = self.model.config
+        self.vocab_size = self.model_config.vocab_size
+        self.max_model_len = self.model_config.max_position_embeddings
+        backend = get_backend(config.attention_backend, self.device_type, self.dtype)
+        self.model.attention_backend = replace_parts(backend, components, self.model_config)
+        sampler = components.pick("sampler")
+        self.sampler = sampler() if isinstance(sampler, type) else sampler
+
+        gpu_memory = None if self.device_type == "cpu" else self._gpu_memory_for_kv()
+        self.num_blocks = num_kv_blocks(config, self.model_config, self.dtype, gpu_memory)
+        self.kv_caches = allocate_kv_caches(self.num_blocks, config.block_size, self.model_config, self.dtype, self.device)
+        assert config.max_num_seqs is not None
+        longest = config.max_model_len or min(self.max_model_len, (self.num_blocks - 1) * config.block_size)
+        self.batch = InputBatch(config.max_num_seqs, longest, config.block_size, components.pick("slot_mapping"))
+        self._submitted: tuple[StepInputs, torch.Tensor] | None = None  # hidden states of the tokens to sample from
+        self._in_flight: _StepInFlight | None = None
+        logger.info("%s", self.describe())
+
+    def describe(self) -> str:
+        """The choices made here, in one line."""
+        tokens = (self.num_blocks - 1) * self.config.block_size
+        size = sum(cache.numel() * cache.element_size() for cache in self.kv_caches)
+        return (
+            f"{self.config.model} on {self.device_type} in {self.dtype_name}, attention {self.model.attention_backend.name},"
+            f" KV cache of {self.num_blocks} blocks of {self.config.block_size} ({tokens} tokens, {size / 2**20:.0f} MiB)"
+        )
+
+    # ---------------------------------------------------------------- a step
+
+    @torch.inference_mode()
+    def submit(self, scheduler_output: SchedulerOutput) -> None:
+        """Run the forward pass of a step. The tokens of the step before, if it is still in flight, are this one's input: it is
+        waited for first."""
+        if self._in_flight is not None:
+            self._in_flight.collect()
+        self._submitted = None
+        if drafts := scheduler_output.scheduled_spec_decode_tokens:
+            raise ValueError(f"The step verifies drafts of {', '.join(drafts)}: this executor has no speculative decoding.")
+        self.batch.update(scheduler_output)
+        inputs = self.batch.build(scheduler_output.num_scheduled_tokens)
+        hidden = self._forward(inputs)
+        self._submitted = inputs, hidden[self._to_device(inputs.logits_indices)]
+
+    @torch.inference_mode()
+    def sample(self, grammar_mask: Any = None) -> StepHandle:
+        """Sample the step submitted last."""
+        if grammar_mask is not None:
+            raise ValueError("grammar_mask is given, and this executor has no structured output.")
+        if self._submitted is None:
+            raise RuntimeError("sample() needs a step that was submitted, and its forward pass to have succeeded.")
+        (inputs, hidden), self._submitted = self._submitted, None
+        output = None
+        if len(inputs.sample_rows):
+            logits = self.model.logits(hidden)
+            if not isinstance(self.sampler, Sampler):  # ours widens a few rows at a time
+                logits = logits.float()
+            output = self.sampler(logits, self._sampling_metadata(inputs))
+        self._in_flight = _StepInFlight(self, inputs, output)
+        return self._in_flight
+
+    def shutdown(self) -> None:
+        """Let go of the weights and the KV cache. The runner cannot be used afterwards."""
+        self._submitted = self._in_flight = None
+        self.kv_caches = []
+        del self.model
+        if self.device_type == "cuda":
+            torch.cuda.empty_cache()
+
+    def warm_up(self) -> None:
+        """One prefill and one decode of a made-up request: kernels are compiled, libraries loaded and workspaces allocated
+        before the first request comes. It must be called before any request, while all blocks are free."""
+        longest = self.batch.token_ids.shape[1]
+        n = min(_WARM_UP_TOKENS, longest - 2, self.config.max_num_batched_tokens or 1)  # each step adds a token
+        if n < 1:
+            return
+        blocks = list(range(1, 1 + -(-(n + 1) // self.config.block_size)))
+        params = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9)
+        prompt = NewRequestData(_WARM_UP_ID, [0] * n, n, params, 0, (), blocks, 0)
+        decode = CachedRequestData([_WARM_UP_ID], [[]], [n])
+        for step in (
+            SchedulerOutput(
+                0, scheduled_new_reqs=[prompt], num_scheduled_tokens={_WARM_UP_ID: n}, total_num_scheduled_tokens=n
+            ),
+            SchedulerOutput(
+                0, scheduled_cached_reqs=decode, num_scheduled_tokens={_WARM_UP_ID: 1}, total_num_scheduled_tokens=1
+            ),
+        ):
+            self.submit(step)
+            if self.sample().result().errors:  # nothing to continue with; a request will be told
+                break
+        self.batch.update(SchedulerOutput(0, finished_req_ids=[_WARM_UP_ID]))
+        for cache in self.kv_caches:
+            cache[:, : len(blocks) + 1] = 0
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        meta = AttentionMetadata(
+            num_decodes=inputs.num_decodes,
+            num_tokens=len(inputs.input_ids),
+            query_start_loc=self._to_device(inputs.query_start_loc),
+            seq_lens=self._to_device(inputs.seq_lens),
+            block_tables=self._to_device(inputs.block_tables),
+            slot_mapping=self._to_device(inputs.slot_mapping),
+            query_start_loc_np=inputs.query_start_loc,
+            seq_lens_np=inputs.seq_lens,
+        )
+        input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+        hidden = self.model(input_ids, positions, self.kv_caches, meta)
+        assert isinstance(hidden, torch.Tensor)
+        return hidden
+
+    def _sampling_metadata(self, inputs: StepInputs) -> SamplingMetadata:
+        asked = self.batch.sampling_inputs(inputs.rows[inputs.sample_rows])
+        put = self._to_device
+        wants_logprobs = (asked.num_logprobs >= 0).nonzero()[0]
+        return SamplingMetadata(
+            temperature=put(asked.temperature),
+            seeds=put(asked.seeds),
+            positions=put(asked.positions),
+            sampled_rows=put(asked.temperature.nonzero()[0]),
+            min_p=put(asked.min_p) if asked.min_p.any() else None,
+            top_k=put(asked.top_k) if (asked.top_k > 0).any() else None,
+            top_p=put(asked.top_p) if (asked.top_p < 1).any() else None,
+            removed=(put(np.array(asked.removed_rows)), put(np.array(asked.removed_ids))) if asked.removed_ids else None,
+            logprobs_rows=put(wants_logprobs) if len(wants_logprobs) else None,
+            num_logprobs=max(0, int(asked.num_logprobs.max())),
+        )
+
+    def _collect(self, inputs: StepInputs, output: SamplerOutput | None) -> StepOutput:
+        """Wait for a step's tokens, put them into the batch, and say what came out."""
+        result = StepOutput(sampled_token_ids={req_id: [] for req_id in inputs.req_ids})
+        if output is None:
+            return result
+        token_ids, logprobs = self._to_host(output)
+        usable = (token_ids >= 0) & (token_ids < self.vocab_size)
+        rows = inputs.rows[inputs.sample_rows]
+        num_logprobs = self.batch.num_logprobs[rows]
+        self.batch.append_tokens(rows[usable], token_ids[usable])
+        logprobs_row = 0
+        for i, batch_row in enumerate(inputs.sample_rows):
+            req_id, token_id = inputs.req_ids[batch_row], int(token_ids[i])
+            if usable[i]:
+                result.sampled_token_ids[req_id] = [token_id]
+            else:
+                result.errors[req_id] = self._what_went_wrong(token_id, int(inputs.seq_lens[batch_row]))
+            if num_logprobs[i] >= 0:
+                if logprobs is not None:
+                    last = 1 + int(num_logprobs[i])
+                    entry = [values[logprobs_row][:last].tolist() for values in logprobs]
+                    result.logprobs[req_id] = [TokenLogprobs(*entry)]
+                logprobs_row += 1
+        return result
+
+    def _to_host(self, output: SamplerOutput) -> tuple[np.ndarray, list[np.ndarray] | None]:
+        """All copies are queued, then waited for once."""
+        tensors = [output.token_ids]
+        if output.logprobs is not None:
+            tensors += [output.logprobs.token_ids, output.logprobs.logprobs, output.logprobs.ranks]
+        if self.device_type == "cuda":
+            tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+            torch.cuda.current_stream(self.device).synchronize()
+        token_ids, *logprobs = [tensor.numpy() for tensor in tensors]
+        return token_ids, logprobs or None
+
+    def _what_went_wrong(self, token_id: int, position: int) -> str:
+        if token_id == INVALID:
+            return (
+                f"The model's logits for token {position} are NaN or infinite, or every token was removed. With"
+                f" dtype={self.dtype_name!r} try a wider dtype; with a replaced component, check that it."
+            )
+        return f"The sampler gave token id {token_id} for token {position}; the vocabulary ends at {self.vocab_size - 1}."
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor if self.device_type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+
+    # ---------------------------------------------------------------- GPU memory
+
+    @torch.inference_mode()
+    def _gpu_memory_for_kv(self) -> int:
+        """Bytes left for the KV cache: the share we may use, less the most that weights and a step at its largest take.
+
+        The step is a real one, over a pool of two blocks: its numbers mean nothing, its activations have their true sizes.
+        """
+        torch.cuda.reset_peak_memory_stats(self.device)
+        block_size, num_tokens, num_seqs = self.config.block_size, self.config.max_num_batched_tokens, self.config.max_num_seqs
+        assert num_tokens is not None and num_seqs is not None
+        length = min(num_tokens, self.config.max_model_len or self.max_model_len)
+        lengths = [length] * (num_tokens // length) + ([num_tokens % length] if num_tokens % length else [])
+        starts = np.cumsum([0, *lengths]).astype(np.int32)
+        positions = np.concatenate([np.arange(n) for n in lengths])
+        inputs = StepInputs(
+            req_ids=[],
+            rows=np.arange(len(lengths)),
+            num_decodes=0,
+            input_ids=np.zeros(num_tokens, dtype=np.int64),
+            positions=positions,
+            query_start_loc=starts,
+            seq_lens=np.array(lengths, dtype=np.int32),
+            block_tables=np.ones((len(lengths), -(-length // block_size)), dtype=np.int32),
+            slot_mapping=block_size + positions % block_size,
+            sample_rows=np.arange(len(lengths)),
+            logits_indices=starts[1:] - 1,
+        )
+        self.kv_caches = allocate_kv_caches(2, block_size, self.model_config, self.dtype, self.device)
+        hidden = self._forward(inputs)
+        logits = self.model.logits(hidden[:1].expand(num_seqs, -1)).float()
+        del logits, hidden
+        self.kv_caches = []
+        torch.cuda.synchronize(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        outside_torch = total - free - torch.cuda.memory_reserved(self.device)  # the driver's, and other processes'
+        torch.cuda.empty_cache()
+        used = torch.cuda.max_memory_allocated(self.device) + outside_torch
+        return int(total * self.config.gpu_memory_utilization) - used
+
+
+class _StepInFlight:
+    """The handle `sample()` gives out. Collected once, by whoever needs the tokens first: its owner, or the next step."""
+
+    def __init__(self, runner: ModelRunner, inputs: StepInputs, output: SamplerOutput | None) -> None:
+        self._runner = runner
+        self._inputs = inputs
+        self._output = output
+        self._result: StepOutput | Exception | None = None
+
+    def collect(self) -> None:
+        if self._result is None:
+            self._runner._in_flight = None
+            try:
+                self._result = self._runner._collect(self._inputs, self._output)
+            except Exception as error:
+                self._result = error
+            self._output = None  # its tensors may be large
+
+    def result(self) -> StepOutput:
+        self.collect()
+        if isinstance(self._result, Exception):
+            raise self._result
+        assert self._result is not None
+        return self._result

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+
+from minivllm.text.tokenizer import Tokenizer
+from tests.api.harness import TEMPLATE
+from tests.text.small_tokenizers import make_byte_level, make_sentencepiece
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    made = make_byte_level()
+    made.chat_templates["default"] = TEMPLATE
+    return made
+
+
+@pytest.fixture(scope="session")
+def sentencepiece() -> Tokenizer:
+    return make_sentencepiece()

@@ -1,0 +1,45 @@
+"""tests/mistakes/: wrong answers that look right, each told what is wrong with it, and right answers written differently.
+
+The first line of a file is `# expect: words`, which must stand in what the student is told, or `# expect: passed`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checks.exercises import find, has_checks, table
+from checks.exercises.evaluate import evaluate
+
+MISTAKES = Path(__file__).resolve().parents[1] / "mistakes"
+FILES = sorted(MISTAKES.glob("ex_*/*.py"))
+
+
+def exercise_of(path: Path) -> str:
+    return path.parent.name.removeprefix("ex_").replace("_", ".")
+
+
+def expected_words(path: Path) -> list[str]:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# expect: "), f"{path} does not say what it must be told"
+    return first.removeprefix("# expect: ").split("|")
+
+
+@pytest.mark.parametrize("path", FILES, ids=[f"{p.parent.name}-{p.stem}" for p in FILES])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_verdict_fits(path: Path, seed: int) -> None:
+    report = evaluate(find(exercise_of(path)), path.read_text(encoding="utf-8"), seed=seed)
+    wanted = expected_words(path)
+    if wanted == ["passed"]:
+        assert report.passed, report.verdict.message
+    else:
+        assert not report.passed
+        assert any(words in report.verdict.message for words in wanted), report.verdict.message
+
+
+@pytest.mark.parametrize("exercise", [i for i, row in table().items() if has_checks(row.lab)])
+def test_every_exercise_has_three_mistakes_and_a_right_answer_of_another_form(exercise: str) -> None:
+    found = [expected_words(path) == ["passed"] for path in FILES if exercise_of(path) == exercise]
+    assert found.count(False) >= 3
+    assert found.count(True) >= 1

@@ -1,0 +1,9 @@
+# expect: favourite of row 0
+import torch
+
+
+def greedy_generate(model, token_ids, max_new_tokens):
+    tokens = list(token_ids)
+    for _ in range(max_new_tokens):
+        tokens.append(int(model(torch.tensor(tokens))[0].argmax()))
+    return tokens[len(token_ids) :]

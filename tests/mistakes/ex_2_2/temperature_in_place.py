@@ -1,0 +1,14 @@
+# expect: changed its input logits in place
+import torch
+
+
+def apply_temperature(logits, temperature):
+    logits /= torch.where(temperature < 1e-5, 1.0, temperature)[:, None]
+    return logits
+
+
+def apply_top_k(logits, k):
+    V = logits.shape[-1]
+    k = torch.where((k <= 0) | (k > V), V, k)
+    kth = logits.sort(-1, descending=True).values.gather(-1, k[:, None] - 1)
+    return logits.masked_fill(logits < kth, float("-inf"))

@@ -1,0 +1,9 @@
+# expect: keep their logit exactly
+import torch
+
+
+def apply_top_p(logits, p):
+    ordered, order = logits.sort(-1, descending=True)
+    probs = ordered.softmax(-1)
+    removed = (probs.cumsum(-1) - probs >= p[:, None]) & (p < 1)[:, None]
+    return logits.masked_fill(removed.scatter(-1, order, removed), float("-inf")).log_softmax(-1)
