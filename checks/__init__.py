@@ -21,6 +21,7 @@ _HOMES = {
     "skip": "help",
     "solution": "help",
     "reset": "help",
+    "need": "help",
     "predict": "quiz",
     "recall": "quiz",
     "quiz": "quiz",
@@ -37,8 +38,8 @@ _HOMES = {
     "journey": "results",
 }
 __all__ = [
-    "CheckFailed", "check", "components", "hint", "journey", "live", "new_figure", "predict", "progress", "quiz", "recall",
-    "reset", "save_result", "show", "show_diff", "skip", "solution", "start", "use", "whose",
+    "CheckFailed", "check", "components", "hint", "journey", "live", "need", "new_figure", "predict", "progress", "quiz",
+    "recall", "reset", "save_result", "show", "show_diff", "skip", "solution", "start", "use", "whose",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from checks.student.engine import components, show_diff, use
     from checks.student.failure import CheckFailed
     from checks.student.figures import live, new_figure, show
-    from checks.student.help import hint, reset, skip, solution
+    from checks.student.help import hint, need, reset, skip, solution
     from checks.student.lab import start, whose
     from checks.student.overview import progress
     from checks.student.quiz import predict, quiz, recall

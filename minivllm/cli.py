@@ -273,6 +273,8 @@ def _chat(args: argparse.Namespace) -> int:
 def _lines() -> Iterator[str]:
     """What the user types, until the end of input. Ctrl-C gives up a line, not the conversation."""
     prompt = "> " if sys.stdin.isatty() else ""
+    with contextlib.suppress(ImportError):  # not on Windows
+        importlib.import_module("readline")  # gives input() editing and a history
     while True:
         try:
             line = input(prompt).strip()

@@ -145,7 +145,8 @@ class InputProcessor:
 
 
 def as_prompt_list(prompts: Any) -> list[Prompt]:
-    """One prompt or several, as vLLM takes them, as a list. A list of integers is one prompt of token ids."""
+    """One prompt or several, as vLLM takes them, as a list. A list (or array) of integers is one prompt of token ids."""
+    prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, Iterable):
@@ -169,6 +170,7 @@ def asked_of_sampler(params: SamplingParams) -> dict[str, Any]:
 
 
 def _as_token_ids(value: Any) -> list[int]:
+    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's and torch's arrays
     if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
         raise ValueError(f"A prompt must be a text, token ids (a list of integers) or a dict, got {value!r:.80}.")
     token_ids = list(value)

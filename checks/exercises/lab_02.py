@@ -232,43 +232,48 @@ def _probabilities(logits: list[float]) -> list[float]:
 
 def _kept_reason(case: Case, row: int, allowed: list[Allowed], kept: frozenset[int], returned: torch.Tensor) -> str:
     """The likeliest mistake behind a wrong set of tokens."""
-    rule, logits, top_p = allowed[row], case["logits"][row], case["function"] == "apply_top_p"
-    there, settings = _finite(logits), case["setting"]
-    removed = [t for t in there - rule.must - rule.may if t in kept]
-    before = torch.tensor(logits)
+    rule, before = allowed[row], torch.tensor(case["logits"][row])
+    removed = sorted(kept - rule.must - rule.may)
     values = returned[returned > NEG_INF].sort(descending=True).values
-    in_place = bool((returned == before)[sorted(kept)].all())
-    if not in_place and torch.equal(values, before.sort(descending=True).values[: len(values)]):
+    unmoved = bool((returned == before)[sorted(kept)].all())
+    if not unmoved and torch.equal(values, before.sort(descending=True).values[: len(values)]):
         return "These are logits of this row in other places: it came back sorted. Token t's logit stays in column t."
-    if removed and all(returned[t] != before[t] for t in removed):
+    if removed and bool((returned != before)[removed].all()):
         return f"Tokens to be removed have logit {float(returned[removed[0]]):g}. A removed token has logit -inf, nothing else."
     if rule.why is OFF_TEXT:
-        name = "p >= 1" if top_p else "k <= 0, or k >= V,"
-        return f"{name} switches the filter off for its row: the row comes back as it was" + (
-            ", however rounding adds the probabilities up." if top_p else "."
-        )
+        if case["function"] == "apply_top_p":
+            return "p >= 1 switches the filter off: the row comes back as it was, however rounding adds the probabilities up."
+        return "k <= 0, or k >= V, switches the filter off for its row: the row comes back as it was."
     if not kept:
         return "Nothing is left of this row. At least one token always stays."
-    for other in set(settings) - {settings[row]}:
-        as_other = _allowed(case, row, other)
-        if as_other.must <= kept <= as_other.must | as_other.may and len(kept) >= as_other.least and len(settings) > 1:
-            return f"That is what {other:g} would keep, another row's setting. Each row has its own."
-    order = sorted(there, key=lambda t: -logits[t])
+    for setting in set(case["setting"]) - {case["setting"][row]}:
+        other = _allowed(case, row, setting)
+        if other.must <= kept <= other.must | other.may and len(kept) >= other.least:
+            return f"That is what {setting:g} would keep, another row's setting. Each row has its own."
+    return _set_reason(case, row, rule, kept)
+
+
+def _set_reason(case: Case, row: int, rule: Allowed, kept: frozenset[int]) -> str:
+    logits = case["logits"][row]
+    order = sorted(_finite(logits), key=lambda t: -logits[t])
     if kept == frozenset(order[: rule.least - 1]):
-        return (
-            "The token that crosses p is missing. It stays: without it the sum is still below p."
-            if top_p
-            else "One too few: the k-th largest itself stays."
-        )
+        if case["function"] == "apply_top_p":
+            return "The token that crosses p is missing. It stays: without it the sum is still below p."
+        return "One too few: the k-th largest itself stays."
     if kept == frozenset(order[: rule.least + 1]):
         return "One too many: it stopped one token late."
-    if kept == frozenset(order[-len(kept) :]):
-        return "It kept the least likely tokens. Was the sort ascending?"
+    ascending, unscattered = kept == frozenset(order[-len(kept) :]), kept == frozenset(range(rule.least))
+    if ascending and unscattered:
+        return "It kept the least likely tokens: an ascending sort, or a mask in sorted order not brought back (scatter)?"
+    if unscattered:
+        return "It kept the first columns. A mask made in sorted order must be brought back to the vocabulary's (scatter)."
+    if ascending:
+        return "It kept the least likely tokens. Was it an ascending sort?"
+    if len(kept) < rule.least:
+        return f"At least {rule.least} tokens stay, and it kept {len(kept)}."
     if len(kept) == rule.least:
-        return "The number is right, the tokens are not: bring the mask from sorted order back to the vocabulary's (scatter)."
-    return (
-        f"At least {rule.least} tokens stay, and it kept {len(kept)}." if len(kept) < rule.least else "It kept too many tokens."
-    )
+        return "The number is right, the tokens are not. Was a mask made in sorted order, and not brought back (scatter)?"
+    return "It kept too many tokens."
 
 
 def _changed_value(case: Case, row: int, before: torch.Tensor, after: torch.Tensor, token: int) -> Verdict:
@@ -368,7 +373,9 @@ def _temperature_reason(case: Case, row: int, before: torch.Tensor, after: torch
         return told + " Those are probabilities. Return logits; the sampler takes the softmax."
     settings = torch.tensor(case["setting"])
     if len(settings) == len(before) > 1 and torch.allclose(after, before / settings.clamp(min=1e-5), rtol=1e-4, atol=1e-5):
-        return told + " Columns were divided, not rows: [B, V] / [B] lines the settings up with the tokens. temperature[:, None]."
+        return (
+            told + " Columns were divided, not rows: [B, V] / [B] lines the settings up with the tokens. temperature[:, None]."
+        )
     for other in case["setting"]:
         if other and torch.allclose(after, before / other, rtol=1e-4, atol=1e-5):
             return (

@@ -23,6 +23,7 @@ def pool_cases(seed: int) -> list[Case]:
         (4, "A0 B3"),
         (4, "A2 -A B3"),
         (4, "A2 -A B2 C1"),
+        (4, "A1 B1 C1 -B D1"),
         (4, "A2 B3 B1"),
         (3, "A1 -A A1 -A A2 -A B2"),
         (5, "A2 B1 -A C3 -B D1 -C"),
@@ -123,9 +124,7 @@ def _judge_allocate(ledger: _Ledger, n: int, owner: str, answer: dict[str, Any],
         return _judge_allocate_error(n, free, fits, *answer["error"])
     returned = answer["returned"]
     if not fits:
-        told = (
-            f"it returned {_show(returned)} although only {_blocks(free)} free. It should raise ValueError, and take nothing."
-        )
+        told = f"it returned {_show(returned)} although {_only(free)} free. It should raise ValueError, and take nothing."
         return Verdict("wrong value", told)
     if not isinstance(returned, list) or not all(type(block) is int for block in returned):
         return Verdict("wrong type", f"it should return a list of {_count(n)}, and returned {_show(returned)}.")
@@ -155,7 +154,7 @@ def _judge_allocate_error(n: int, free: int, fits: bool, kind: str, message: str
         exactly = " Taking the last one is fine." if n == free and n else ""
         return Verdict("wrong value", f'it raised {kind} ("{message}") although {_blocks(free)} free.{exactly}')
     if kind != "ValueError":
-        told = f'only {_blocks(free)} free, and it raised {kind} ("{message}").'
+        told = f'{_only(free)} free, and it raised {kind} ("{message}").'
         return Verdict("wrong value", f"{told} Compare first, and raise ValueError with both numbers.")
     missing = [what for what, number in (("asked for", n), ("free", free)) if str(number) not in message]
     if missing:
@@ -239,7 +238,7 @@ def slots_cases(seed: int) -> list[Case]:
         (4, 4, "A0+13"),
         (4, 4, "A0+8 B0+5 B0+4 A8+1"),
         (4, 4, "A0+12 A12+1 -A B0+12"),
-        (9, 4, "A0+8 A3+2 A8+1"),
+        (9, 4, "A0+8 A3+1 A8+1"),
         (4, 4, "A0+5 B0+5 -A B0+5 -B A0+12"),
     ]
     cases = [_slots_case(blocks, size, script.split()) for blocks, size, script in by_hand]
@@ -311,17 +310,16 @@ def _judge_slots_call(
     _, owner, computed, n = step
     table, returned = tables.get(owner, []), answer["returned"]
     needed = max(0, -(-(computed + n) // size) - len(table))
-    state = (
-        f"{owner} holds {_count(len(table))}, {len(table) * size} slots of {size} each block, and needs slots for {computed} +"
-        f" {n} = {computed + n} tokens: {_count(needed, 'new ')}."
-    )
+    total = computed + n
+    state = f"{owner} holds {_count(len(table))} of {size} slots, and after this step has {computed} + {n} = {total} tokens:"
+    state += f" {_count(needed, 'new ')} needed."
     if needed > free:
         if returned is not None:
-            told = f"{state} Only {_blocks(free)} free: it should return None, and returned {_show(returned)}."
+            told = f"{state} But {_only(free)} free: it should return None, and returned {_show(returned)}."
             return Verdict("wrong value", told)
         return _judge_tables(tables, answer) or _judge_untouched(answer, free, state)
     if returned is None:
-        return Verdict("wrong value", f"{state} {_blocks(free, verb=True)} free, and it returned None. Is a `return` missing?")
+        return Verdict("wrong value", f"{state} Of {_count(free)} free, it returned None. Is a `return` missing?")
     if not isinstance(returned, list) or not all(type(block) is int for block in returned):
         return Verdict("wrong type", f"It should return a list of the new blocks, and returned {_show(returned)}.")
     if len(returned) != needed:
@@ -369,7 +367,7 @@ def _judge_untouched(answer: dict[str, Any], free: int, state: str) -> Verdict |
     if answer["num_free"] == free:
         return None
     told = (
-        f"{state} It returned None, which is right, but then {_blocks(answer['num_free'])} free of {free}: blocks were taken."
+        f"{state} It returned None, which is right, but {answer['num_free']} of {_count(free)} are free now: some were taken."
     )
     return Verdict("wrong value", told)
 
@@ -381,9 +379,12 @@ def _count(n: int, kind: str = "") -> str:
     return f"{'no' if n == 0 else n} {kind}block{'s' * (n != 1)}"
 
 
-def _blocks(n: int, verb: bool = False) -> str:
-    counted = f"{n} block{'s' * (n != 1)} {'is' if n == 1 else 'are'}"
-    return counted if not verb or n else "No blocks are"
+def _blocks(n: int) -> str:
+    return f"{'no' if n == 0 else n} block{'s' * (n != 1)} {'is' if n == 1 else 'are'}"
+
+
+def _only(n: int) -> str:
+    return f"{'only ' if n else ''}{_blocks(n)}"
 
 
 def _show(value: Any) -> str:

@@ -117,8 +117,8 @@ def run_slot_mapping(module: ModuleType, case: Case) -> dict[str, Any]:
 
 
 def new_tokens(count: int, heads: int, dim: int, value: bool) -> torch.Tensor:
-    """Keys, or values, [count, heads, dim] whose numbers say whose they are: token 7's key is 107.00, 107.01, ..., its value the
-    negative of that. Not contiguous, as a decoder's are not."""
+    """Keys, or values, [count, heads, dim] whose numbers say whose they are: token 7's key is 107.00, 107.01, ..., its value
+    the negative of that. Not contiguous, as a decoder's are not."""
     inner = torch.arange(heads * dim).view(heads, dim) / 100
     tokens = 100.0 + torch.arange(count)[:, None, None] + inner
     whole = torch.stack([tokens, -tokens], dim=1)
@@ -145,13 +145,13 @@ def run_write(module: ModuleType, case: Case) -> dict[str, Any]:
 
 
 def decode_inputs(case: Case) -> dict[str, torch.Tensor]:
-    """q [B, H, D] and a cache in which only the slots of the case's sequences hold numbers that mean anything. The rest is what
-    earlier owners left: large numbers, or NaN where the case says so."""
+    """q [B, H, D] and a cache in which only the slots of the case's sequences hold numbers that mean anything. The rest is
+    what earlier owners left: large values, or NaN where the case says so."""
     noise = torch.Generator().manual_seed(case["seed"])
     heads, kv_heads, dim, size = case["heads"], case["kv_heads"], case["dim"], case["block_size"]
     tables, lens = case["block_tables"], case["seq_lens"]
-    kv_cache = torch.full((2, case["num_blocks"], size, kv_heads, dim), 50.0)
-    kv_cache[0, :, :, :, 1::2] = -50.0
+    kv_cache = torch.randn(2, case["num_blocks"], size, kv_heads, dim, generator=noise)
+    kv_cache[1] *= 20
     if case["stale"] == "nan":
         kv_cache[:] = float("nan")
     for table, seq_len in zip(tables, lens, strict=True):
@@ -167,11 +167,16 @@ def decode_inputs(case: Case) -> dict[str, torch.Tensor]:
     }
 
 
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """For comparing with NaN."""
+    return tensor.contiguous().view(torch.uint8)
+
+
 def run_decode(module: ModuleType, case: Case) -> dict[str, Any]:
     inputs = decode_inputs(case)
     before = {name: tensor.clone() for name, tensor in inputs.items()}
     returned = module.paged_decode(inputs["q"], inputs["kv_cache"], inputs["block_tables"], inputs["seq_lens"])
-    changed = [name for name, tensor in inputs.items() if not torch.equal(tensor.nan_to_num(), before[name].nan_to_num())]
+    changed = [name for name, tensor in inputs.items() if not torch.equal(_bits(tensor), _bits(before[name]))]
     return {"returned": returned, "changed": changed}
 
 

@@ -19,8 +19,7 @@ from checks.sandbox.plain import Opaque
 def mapping_cases(seed: int) -> list[Case]:
     rng = random.Random(f"4.3:{seed}")
     by_hand: list[tuple[list[int], list[int], int]] = [
-        ([0], [3], 4),
-        ([2], [3], 4),
+        ([1, 2], [3], 4),
         ([0, 1, 2, 3], [7], 4),
         ([4], [7, 3], 4),
         ([3, 4], [7, 3], 4),
@@ -54,36 +53,42 @@ def judge_mapping(case: Case, output: Any) -> Verdict:
         return Verdict("wrong shape", f"It returned shape {output['shape']}, and should return one slot for each position.")
     if output["kind"] not in "iu" and positions:
         return Verdict("wrong type", f"Slots are whole numbers, and it returned {slots[:8]}. Use // to divide.")
-    for i, (position, slot) in enumerate(zip(positions, slots, strict=True)):
+    for position, slot in zip(positions, slots, strict=True):
         block, offset = table[position // size], position % size
         if slot == block * size + offset:
             continue
         told = f"Position {position} is in entry {position // size} of the table, block {block}, at row {offset}: slot"
         told += f" {block} * {size} + {offset} = {block * size + offset}. It returned {slot}."
-        return Verdict("wrong value", f"{told}{_slot_reason(case, position, slot, i)}")
+        return Verdict("wrong value", told + _slots_reason(case, slots))
     if output["positions"] != positions or output["block_table"] != table:
         return Verdict("input changed", "The slots are right, but an input was changed in place. Compute a new array.")
     return RIGHT
 
 
-def _slot_reason(case: Case, position: int, slot: int, index: int) -> str:
+def _slots_reason(case: Case, slots: list[int]) -> str:
+    """The word for the mistake that gives all of these slots."""
     table, size = case["block_table"], case["block_size"]
-    entry, offset = divmod(position, size)
-    reasons = {
-        position: " That is the position itself, as if the blocks lay in order: look the block up in the table.",
-        table[entry]: " That is the block. Each block has block_size slots.",
-        table[entry] * size: " That is the block's first slot.",
-        table[entry] + offset: " That is block + row. Each block has block_size slots.",
-        table[0] * size + position: " That is counted from the first block on. The next block can be anywhere.",
-        table[entry] * size + position: " Within the block, position % block_size counts, not the position.",
-    }
-    if entry + 1 < len(table):
-        reasons[table[entry + 1] * size + offset] = " That is the next entry of the table."
-    if index != position and index // size < len(table):
-        reasons[table[index // size] * size + index % size] = (
-            " That is the slot of another position: the positions need not start at 0."
-        )
-    return reasons.get(slot, "")
+    entries = [divmod(position, size) for position in case["positions"]]
+    ways: list[tuple[list[int], str]] = [
+        (case["positions"], "That is the position itself, as if the blocks lay in order: look the block up in the table."),
+        ([table[e] for e, _ in entries], "That is the block. Each block has block_size slots."),
+        ([table[e] * size for e, _ in entries], "That is the block's first slot."),
+        ([table[e] + row for e, row in entries], "That is block + row. Each block has block_size slots."),
+        (
+            [table[0] * size + p for p in case["positions"]],
+            "That is counted from the first block on. The next block can be anywhere.",
+        ),
+        (
+            [table[e] * size + p for (e, _), p in zip(entries, case["positions"], strict=True)],
+            "Within the block, position % block_size counts, not the position.",
+        ),
+        (
+            [table[i // size % len(table)] * size + i % size for i in range(len(entries))],
+            "Those are the slots of positions 0, 1, ...: the positions given need not start at 0.",
+        ),
+        ([table[min(e + 1, len(table) - 1)] * size + row for e, row in entries], "That is the next entry of the table."),
+    ]
+    return next((f" {why}" for way, why in ways if way == slots), "")
 
 
 # ------------------------------------------------------------------------------------------------------------ 4.4 write_kv
@@ -110,8 +115,8 @@ def write_cases(seed: int) -> list[Case]:
 
 def _write_case(num_blocks: int, block_size: int, heads: int, dim: int, slots: list[int]) -> Case:
     tokens = f"<{len(slots)} token{'s' * (len(slots) != 1)}>"
-    call = f"write_kv(key {tokens}, value {tokens}, kv_cache [2, {num_blocks}, {block_size}, {heads}, {dim}],"
-    f" slot_mapping={slots})"
+    call = f"write_kv(key {tokens}, value {tokens}, kv_cache [2, {num_blocks}, {block_size}, {heads}, {dim}], "
+    call += f"slot_mapping={slots})"
     return {"num_blocks": num_blocks, "block_size": block_size, "heads": heads, "dim": dim, "slots": slots, "call": call}
 
 
@@ -249,7 +254,7 @@ def _judge_row(case: Case, inputs: dict[str, torch.Tensor], returned: torch.Tens
         if is_right(other):
             return f"{told} {why}"
     if case["stale"] == "large" and float(found.abs().max()) > 8:
-        return told + f" Such large numbers are an earlier owner's: slots beyond token {seq_len - 1} are not this sequence's."
+        return told + f" Numbers as large are an earlier owner's: slots beyond token {seq_len - 1} are not this sequence's."
     return told
 
 
@@ -293,8 +298,17 @@ def _other_ways(
             yield _attend(inputs, row, head, other_slots, kv_head), f"That uses the length of sequence {other_row}, {n}."
     k_as_v = _attend(inputs, row, head, slots, kv_head, value_part=0)
     yield k_as_v, "That is the weighted sum of the keys. kv_cache[1] holds the values."
-    flat = inputs["kv_cache"].double().flatten(1, 2)
-    yield flat[1, slots, kv_head].mean(0), "All tokens got the same weight."
+    k, v = inputs["kv_cache"].double().flatten(1, 2)[:, everything, kv_head].nan_to_num()
+    scores = k @ inputs["q"][row, head].double() / D**0.5
+    scores[len(slots) :] = 0.0
+    v[len(slots) :] = 0.0
+    yield (
+        scores.softmax(0) @ v,
+        "A hidden token's score is -inf, not 0: softmax turns 0 into exp(0) = 1, a weight like any other.",
+    )
+    yield v[: len(slots)].mean(0), "All tokens got the same weight."
+    all_scores = torch.stack([_scores(inputs, row, h, slots, h // (H // Hkv)) for h in range(H)])
+    yield all_scores.softmax(0)[head] @ v[: len(slots)], "The softmax runs over a sequence's tokens, not over heads."
 
 
 def _attend(
@@ -307,10 +321,16 @@ def _attend(
     value_part: int = 1,
 ) -> torch.Tensor:
     """Attention of one head over some slots, from its definition, in float64: [D]."""
-    flat = inputs["kv_cache"].double().flatten(1, 2)[:, slots, kv_head]
+    values = inputs["kv_cache"].double().flatten(1, 2)[value_part, slots, kv_head]
+    return _scores(inputs, row, head, slots, kv_head, scale).softmax(0) @ values
+
+
+def _scores(
+    inputs: dict[str, torch.Tensor], row: int, head: int, slots: list[int], kv_head: int, scale: float | None = None
+) -> torch.Tensor:
     q = inputs["q"][row, head].double()
-    scores = flat[0] @ q * (len(q) ** -0.5 if scale is None else scale)
-    return scores.softmax(0) @ flat[value_part]
+    keys = inputs["kv_cache"][0].double().flatten(0, 1)[slots, kv_head]
+    return keys @ q * (len(q) ** -0.5 if scale is None else scale)
 
 
 def _used(case: Case, row: int) -> list[int]:

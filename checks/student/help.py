@@ -1,4 +1,4 @@
-"""hint, skip, solution, reset: what a student can ask for beside a check."""
+"""hint, skip, solution, reset: what a student can ask for beside a check. need: what a cell can ask for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from checks.exercises import Row, check_of, has_checks, table
 from checks.sandbox.cell import name_of
 from checks.student.engine import forget_answer
 from checks.student.failure import CheckFailed, row_of
-from checks.student.home import changing_progress
+from checks.student.home import answers_dir, changing_progress
 from checks.student.notebook import calling_namespace
 
 
@@ -68,6 +68,21 @@ def reset(what: str) -> None:
     for row in rows:
         forget_answer(row)
     print(f"Forgotten: {', '.join(row.id for row in rows)}. Your cells are as they were; running them counts again.")
+
+
+def need(*exercises: str) -> None:
+    """Make sure that a cell finds the functions of earlier exercises, also after a restart: as the notebook has them, else the
+    answer that passed, else the reference. A line says so where it is not the notebook's."""
+    namespace = calling_namespace()
+    for row in map(row_of, exercises):
+        names = [name_of(f).partition(".")[0] for f in row.functions]
+        told, saved = " and ".join(names), answers_dir() / f"{row.id}.py"
+        if not saved.is_file():
+            bind_reference(row, namespace)
+            print(f"Exercise {row.id} is not passed yet: using the reference {told}.")
+        elif not all(name in namespace for name in names):
+            exec(compile(saved.read_text(encoding="utf-8"), f"<your answer to {row.id}>", "exec"), namespace)
+            print(f"Exercise {row.id} has passed, and its cell has not run since the kernel started: using your saved {told}.")
 
 
 def bind_reference(row: Row, namespace: dict[str, Any]) -> None:

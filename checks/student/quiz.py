@@ -110,7 +110,7 @@ def _mark_number(asked: Question, answer: Any) -> tuple[bool, str]:
     for expression, why in asked.slips:
         if _close(given, _value(expression, numbers)):
             return False, why
-    return False, f"{given:g} is not it. Try the same with 2 prompt tokens and 3 new ones, on paper."
+    return False, f"{given:g} is not it. Do the same with small numbers first, on paper."
 
 
 def _value(expression: str, numbers: dict[str, int]) -> float:

@@ -57,25 +57,53 @@ def best_time(run: Callable[[], object], seconds: float = 0.3) -> float:
     return best
 
 
-def count_launches(run: Callable[[], object]) -> int:
-    """How many operations `run` starts. Views move no data and do not count."""
+@dataclass(frozen=True)
+class Work:
+    """What a piece of PyTorch code asks of a machine. launches: operations started (views move nothing and do not count).
+    bytes: what these read and write if each goes to memory. flops: a multiply and an add each, of matrix products alone."""
+
+    launches: int
+    bytes: int
+    flops: int
+
+
+def count_work(run: Callable[[], object]) -> Work:
+    """Run it once, and count."""
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
 
     class Counter(TorchDispatchMode):
-        launches = 0
+        launches = bytes = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            self.launches += not func.is_view
-            return func(*args, **(kwargs or {}))
+            out = func(*args, **(kwargs or {}))
+            if not func.is_view:
+                self.launches += 1
+                self.bytes += _traffic(func.overloadpacket.__name__, args, out)
+            return out
 
-    with Counter() as counter:
+    flops = FlopCounterMode(display=False)
+    with flops, Counter() as counter:
         run()
-    return counter.launches
+    return Work(counter.launches, counter.bytes, flops.get_total_flops())
+
+
+def _traffic(name: str, args: object, out: object) -> int:
+    """Bytes one operation moves: all that it is given and all that it makes; of a table, only the rows it picks."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    def size(tree: object) -> int:
+        return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
+
+    if name.startswith("empty"):
+        return 0
+    return 2 * size(out) if name in ("embedding", "index", "index_select", "gather") else size(args) + size(out)
 
 
 def measure_device(device: str = "cpu", dtype: str = "float32", seconds: float = 1.0) -> Device:
-    """Measure the ceilings of "cpu" or "cuda" in about `seconds`: a large copy, a large matrix product, and tiny additions one
-    after another. Takes 512 MB for the time being."""
+    """Measure the ceilings of "cpu" or "cuda" in about `seconds`: a large copy and a large sum (the faster one counts), a large
+    matrix product, and tiny additions one after another. Takes 512 MB for the time being."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -85,9 +113,11 @@ def measure_device(device: str = "cpu", dtype: str = "float32", seconds: float =
     a, b = torch.randn(2, n, n, device=device).to(kind)
     one = torch.ones(1, device=device)
     with torch.inference_mode():
-        copy = best_time(lambda: target.copy_(source), seconds / 3)
-        matmul = best_time(lambda: torch.mm(a, b), seconds / 3)
-        launch = best_time(lambda: [one.add(1) for _ in range(100)], seconds / 3) / 100
+        copy = best_time(lambda: target.copy_(source), seconds / 4)
+        total = best_time(lambda: source.sum(), seconds / 4)
+        matmul = best_time(lambda: torch.mm(a, b), seconds / 4)
+        launch = best_time(lambda: [one.add(1) for _ in range(100)], seconds / 4) / 100
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    moved = 2 * source.numel() * kind.itemsize  # read once, written once
-    return Device(name, flops=2 * n**3 / matmul, bandwidth=moved / copy, launch_overhead=launch)
+    size = source.numel() * kind.itemsize
+    bandwidth = max(2 * size / copy, size / total)  # a copy reads and writes
+    return Device(name, flops=2 * n**3 / matmul, bandwidth=bandwidth, launch_overhead=launch)

@@ -61,9 +61,10 @@ def test_token_ids_may_come_with_their_text(llm: LLM) -> None:
     assert (output.prompt, output.prompt_token_ids) == ("shown", [5, 6])
 
 
-def test_integers_of_numpy_are_token_ids(llm: LLM) -> None:
+def test_arrays_are_token_ids(llm: LLM) -> None:
     numpy = pytest.importorskip("numpy")
-    assert llm.generate(numpy.array([5, 6]), GREEDY, **QUIET)[0].prompt_token_ids == [5, 6]
+    for prompt in (numpy.array([5, 6]), numpy.array([[5, 6]]), [numpy.array([5, 6])], list(numpy.array([5, 6]))):
+        assert llm.generate(prompt, GREEDY, **QUIET)[0].prompt_token_ids == [5, 6]
 
 
 def test_request_ids_count_up(tokenizer: Tokenizer) -> None:

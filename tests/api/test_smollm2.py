@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,13 +13,13 @@ import pytest
 from minivllm import LLM, SamplingParams
 from tests.api.harness import assert_idle
 
-GREEDY = SamplingParams(temperature=0, max_tokens=16)
-PROMPTS = ["The capital of France is", "Once upon a time", "1, 2, 3, 4,", "def add(a, b):\n    return"]
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+PROMPTS = ["The capital of France is", "Once upon a time", "1, 2, 3, 4,"]
 
 
 @pytest.fixture(scope="module")
 def llm(smollm2: Path) -> Iterator[LLM]:
-    with LLM(str(smollm2), dtype="float32", num_gpu_blocks_override=200) as made:
+    with LLM(str(smollm2), dtype="float32", num_gpu_blocks_override=30) as made:
         yield made
 
 
@@ -47,7 +46,7 @@ def test_streams_read_in_turns_give_what_generate_gives(llm: LLM) -> None:
 
 def test_chat_answers_and_ends_by_itself(llm: LLM) -> None:
     messages = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
-    output = llm.chat(messages, SamplingParams(temperature=0, max_tokens=64), use_tqdm=False)[0]
+    output = llm.chat(messages, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)[0]
     assert "Paris" in output.outputs[0].text and "<|im_end|>" not in output.outputs[0].text
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", None)
     assert output.outputs[0].token_ids[-1] == llm.get_tokenizer().eos_token_id
@@ -57,7 +56,7 @@ def test_chat_answers_and_ends_by_itself(llm: LLM) -> None:
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     whole = llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)[0].outputs[0].text
     stop = whole[9:15]
-    params = SamplingParams(temperature=0, max_tokens=16, stop=stop)
+    params = SamplingParams(temperature=0, max_tokens=8, stop=stop)
     for text in (
         llm.generate(PROMPTS[1], params, use_tqdm=False)[0].outputs[0].text,
         "".join(delta.outputs[0].text for delta in llm.stream(PROMPTS[1], params)),
@@ -66,11 +65,11 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
 
 
 def test_a_seed_gives_the_same_text_beside_other_requests(llm: LLM) -> None:
-    seeded = SamplingParams(temperature=1.0, seed=42, max_tokens=16)
+    seeded = SamplingParams(temperature=1.0, seed=42, max_tokens=8)
     alone = llm.generate(PROMPTS[1], seeded, use_tqdm=False)[0].outputs[0].token_ids
-    others = SamplingParams(temperature=1.0, max_tokens=16)
-    beside = llm.generate([*PROMPTS, PROMPTS[1]], [others] * 4 + [seeded], use_tqdm=False)
-    assert beside[4].outputs[0].token_ids == alone
+    others = SamplingParams(temperature=1.0, max_tokens=8)
+    beside = llm.generate([*PROMPTS, PROMPTS[1]], [others] * 3 + [seeded], use_tqdm=False)
+    assert beside[3].outputs[0].token_ids == alone
     assert beside[1].outputs[0].token_ids != alone
 
 
@@ -92,7 +91,7 @@ def test_a_repeated_prompt_is_found_in_the_prefix_cache(llm: LLM) -> None:
 
 def test_the_length_limits_hold_on_the_real_engine(llm: LLM) -> None:
     limit = llm.config.max_model_len
-    assert limit == 199 * 16
+    assert limit == 29 * 16
     with pytest.raises(ValueError, match=f"The prompt has {limit} tokens"):
         llm.generate([7] * limit, GREEDY, use_tqdm=False)
     output = llm.generate([7] * (limit - 1), GREEDY, use_tqdm=False)[0].outputs[0]
@@ -108,17 +107,16 @@ def test_random_weights_without_a_tokenizer_run_on_token_ids(smollm2: Path, tmp_
         assert len(output.outputs[0].token_ids) == 3 and output.outputs[0].text == ""
         with pytest.raises(ValueError, match="no tokenizer"):
             llm.generate("text", use_tqdm=False)
-        with pytest.raises(ValueError, match="no tokenizer"):
+        with pytest.raises(ValueError, match="needs a tokenizer"):
             llm.generate([5], SamplingParams(stop="a"), use_tqdm=False)
 
 
-@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize("command", ["generate --chat", "chat"])
 def test_the_command_answers_on_the_real_model(smollm2: Path, command: str) -> None:
-    argv = [sys.executable, "-m", "minivllm", command, "--model", str(smollm2), "--dtype", "float32", "--temperature", "0"]
-    argv += ["--max-tokens", "12", "--num-gpu-blocks-override", "100"]
+    argv = [sys.executable, "-m", "minivllm", *command.split(), "--model", str(smollm2), "--temperature", "0"]
+    argv += ["--max-tokens", "8", "--num-gpu-blocks-override", "30", "--dtype", "float32"]
     question = "What is the capital of France?"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(argv, input=question + "\n", capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(argv, input=question + "\n", capture_output=True, text=True, check=True)
     assert "Paris" in done.stdout
-    assert "max_model_len" in done.stderr and "Traceback" not in done.stderr
+    assert "max_model_len 464" in done.stderr and "Traceback" not in done.stderr
     assert ("tok/s" in done.stderr) == (command == "chat")

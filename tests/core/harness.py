@@ -12,6 +12,7 @@ from minivllm.components import Components
 from minivllm.config import EngineConfig
 from minivllm.core.engine_core import EngineCore
 from minivllm.core.request import Request, RequestStatus
+from minivllm.core.scheduler import Scheduler
 from minivllm.core.step import EngineCoreRequest, FinishReason, SchedulerOutput
 from minivllm.sampling_params import SamplingParams
 from minivllm.sim.echo import DeferredExecutor, EchoExecutor, echo_generate
@@ -81,6 +82,18 @@ def oracle(engine: EngineCore, request: EngineCoreRequest) -> tuple[list[int], F
 def echo_of(engine: EngineCore) -> EchoExecutor:
     executor = engine.executor
     return executor.inner if isinstance(executor, DeferredExecutor) else executor  # type: ignore[return-value]
+
+
+class AheadScheduler(Scheduler):
+    """Asynchronous scheduling in its smallest form: a step counts the token it will sample as if it were known, so that
+    the next step can be scheduled before it is."""
+
+    def after_schedule(self, step: SchedulerOutput) -> None:
+        super().after_schedule(step)
+        for req_id in step.num_scheduled_tokens:
+            request = self.requests[req_id]
+            if request.num_computed_tokens == request.num_tokens + request.num_output_placeholders:
+                request.num_output_placeholders += 1
 
 
 @dataclass

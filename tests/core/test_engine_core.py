@@ -158,15 +158,19 @@ def test_news_of_a_failed_step_is_told_again():
 
 
 def test_steps_scheduled_on_top_of_a_failed_one_fail_with_it():
-    driver = Driver(make_engine(max_num_batched_tokens=8, echo={"fault": planted(0)}, deferred=True), expect_errors=True)
-    driver.add(make_request("a", 20))
-    driver.begin()  # tokens 0 to 7
-    driver.add(make_request("b", 20))
-    driver.begin()  # a's tokens 8 to 15
+    """b is admitted while a's step is in flight, and starts from the blocks that step was to compute."""
+    driver = Driver(make_engine(echo={"fault": planted(0)}, deferred=True), expect_errors=True)
+    prompt = list(range(50, 62))
+    driver.add(make_request("a", prompt))
+    driver.begin()
+    driver.add(make_request("b", [*prompt, 5]))
+    driver.begin()
+    assert driver.last.num_scheduled_tokens == {"b": 1}
     driver.end()
-    assert driver.answers["a"].finish_reason is FinishReason.ERROR
-    driver.run()
-    assert driver.answers["b"].token_ids == oracle(driver.engine, make_request("b", 20))[0]
+    assert driver.answers["a"].finish_reason is driver.answers["b"].finish_reason is FinishReason.ERROR
+    driver.add(again := make_request("b", [*prompt, 5]))
+    answer = driver.run()["b"]
+    assert (answer.token_ids, answer.num_cached_tokens) == (oracle(driver.engine, again)[0], 0)
 
 
 def test_an_interrupt_undoes_the_step_and_is_raised():

@@ -11,12 +11,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minivllm.core.scheduler import Scheduler
 from minivllm.core.step import EngineCoreRequest, FinishReason, SchedulerOutput
 from minivllm.sampling_params import SamplingParams
-from tests.core.harness import Driver, check_all_free, make_engine, oracle
+from tests.core.harness import AheadScheduler, Driver, check_all_free, make_engine, oracle
 
-MORE = settings(max_examples=max(200, settings().max_examples))
+MORE = settings(max_examples=max(120, settings().max_examples))
 SHARED = [[2, 3, 4, 5, 6, 7, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6], [9, 8, 7, 6, 5, 4, 3, 2, 9, 9, 8, 8, 7, 7, 6, 6]]
 
 
@@ -174,18 +173,6 @@ def test_drafts_right_or_wrong_never_change_an_answer(data: st.DataObject):
         "seed": data.draw(st.integers(0, 9)),
     }
     drive(config, load, lookahead=data.draw(st.integers(0, 4)), echo=drafts)
-
-
-class AheadScheduler(Scheduler):
-    """Asynchronous scheduling in its smallest form: a step counts the token it will sample as if it were known, so that
-    the next step can be scheduled before it is."""
-
-    def after_schedule(self, step: SchedulerOutput) -> None:
-        super().after_schedule(step)
-        for req_id in step.num_scheduled_tokens:
-            request = self.requests[req_id]
-            if request.num_computed_tokens == request.num_tokens + request.num_output_placeholders:
-                request.num_output_placeholders += 1
 
 
 @MORE

@@ -50,9 +50,9 @@ def test_an_aborted_request_leaves_wherever_it_stands(policy: str):
     requests = [make(name, i) for i, name in enumerate("abcde")]
     for request in requests:
         queue.add(request)
-    for i in (2, 0, 4):
+    for i, first, left in [(2, "a", 4), (0, "b", 3), (4, "b", 2)]:
         queue.remove(requests[i])
-    assert (len(queue), queue.peek().request_id) == (2, "b")
+        assert (queue.peek().request_id, len(queue)) == (first, left)
     assert [r.request_id for r in queue] == ["b", "d"]
     with pytest.raises(KeyError):
         queue.remove(requests[0])

@@ -8,7 +8,7 @@ import pytest
 
 from minivllm.core.request import Request, RequestStatus
 from minivllm.core.scheduler import Scheduler
-from tests.core.harness import Driver, check_all_free, make_engine, make_request, oracle
+from tests.core.harness import AheadScheduler, Driver, check_all_free, make_engine, make_request, oracle
 
 
 def start(num_blocks: int = 101, **config: Any) -> Driver:
@@ -89,6 +89,22 @@ def test_a_request_with_nothing_to_compute_does_not_hold_up_the_next():
     driver.end()
     driver.end()
     driver.run()
+
+
+def test_a_token_in_flight_counts_as_known_when_steps_are_scheduled_ahead():
+    driver = Driver(make_engine(deferred=True, components={"scheduler": AheadScheduler}))
+    request = make_request("a", 5, max_tokens=4)
+    driver.add(request)
+    for n in (5, 1, 1):
+        driver.begin()
+        assert driver.last.num_scheduled_tokens == {"a": n}
+    state = driver.engine.scheduler.requests["a"]
+    assert (state.num_output_placeholders, state.num_tokens, state.num_computed_tokens) == (3, 5, 7)
+    for left in (2, 1, 0):
+        driver.end()
+        assert state.num_output_placeholders == left
+    driver.run()
+    assert driver.answers["a"].token_ids == oracle(driver.engine, request)[0]
 
 
 def test_a_prefill_chunk_yields_no_token_and_no_news():

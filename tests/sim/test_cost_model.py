@@ -18,7 +18,7 @@ from minivllm.sim.cost_model import (
     step_time,
     streamed_parameters,
 )
-from minivllm.sim.hardware import DATA_SHEETS, Device, best_time, count_launches
+from minivllm.sim.hardware import DATA_SHEETS, Device, best_time, count_work
 
 # vocabulary 10, hidden 4, intermediate 8, 2 layers, 2 heads, 1 KV head, head_dim 2
 TINY = ModelConfig("LlamaForCausalLM", 10, 4, 8, 2, 2, 1, 2, 32)
@@ -82,9 +82,26 @@ def test_decode_is_bound_by_memory_and_a_long_prompt_by_arithmetic_on_every_data
         assert step_time(decode_step_flops(config, 4096, 0), num_bytes, 0, device) > 2 * num_bytes / device.bandwidth
 
 
-def test_views_are_no_launches():
+def test_work_counts_launches_bytes_and_flops_but_no_views():
     x = torch.ones(4, 4)
-    assert count_launches(lambda: (x.view(2, 8).t()[0], x + 1, x @ x)) == 2
+    work = count_work(lambda: (x.view(2, 8).t()[0], x + 1, x @ x))
+    assert work.launches == 2
+    assert work.bytes == 4 * (2 * 16 + 3 * 16)
+    assert work.flops == 2 * 4**3
+
+
+def test_of_a_table_only_the_rows_picked_are_traffic():
+    table, ids = torch.ones(1000, 8), torch.tensor([1, 2, 3])
+    assert count_work(lambda: torch.nn.functional.embedding(ids, table)).bytes == 2 * 3 * 8 * 4
+
+
+def test_the_counted_work_of_a_decoder_is_what_the_cost_model_says():
+    config = ModelConfig("LlamaForCausalLM", 100, 32, 64, 2, 4, 2, 8, 32, tie_word_embeddings=True)
+    decoder = Decoder(config, torch.float32)
+    for tensor in decoder.parameters():
+        tensor.data.fill_(0.01)
+    work = count_work(lambda: decoder.full_forward(torch.arange(3)))
+    assert work.flops == decode_step_flops(config, batch_size=3, context_len=3)  # naive: each token meets all three
 
 
 def test_best_time_runs_once_to_warm_up_and_at_least_three_times():

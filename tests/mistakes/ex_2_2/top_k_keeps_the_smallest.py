@@ -1,4 +1,4 @@
-# expect: kept the least likely tokens
+# expect: an ascending sort
 import torch
 
 

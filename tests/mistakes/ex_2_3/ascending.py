@@ -1,4 +1,4 @@
-# expect: It kept the least likely tokens
+# expect: an ascending sort
 import torch
 
 

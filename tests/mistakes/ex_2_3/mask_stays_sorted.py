@@ -1,4 +1,4 @@
-# expect: bring the mask from sorted order back
+# expect: a mask in sorted order not brought back (scatter)
 import torch
 
 

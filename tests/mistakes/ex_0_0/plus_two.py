@@ -1,0 +1,3 @@
+# expect: x + 2
+def double(x):
+    return x + 2

@@ -1,0 +1,2 @@
+# expect: passed
+double = lambda x: x * 2

@@ -1,0 +1,3 @@
+# expect: passed
+def double(x):
+    return x + x

@@ -1,0 +1,3 @@
+# expect: the square
+def double(x):
+    return x**2

@@ -1,0 +1,3 @@
+# expect: returned x unchanged
+def double(x):
+    return x

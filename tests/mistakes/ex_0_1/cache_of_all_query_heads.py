@@ -1,0 +1,14 @@
+# expect: num_kv_heads
+from minivllm.sim.cost_model import kv_bytes_per_token
+
+
+def streamed_parameters(config):
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = config.hidden_size * (q + kv + kv) + q * config.hidden_size
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    return config.num_layers * (attention + mlp) + config.hidden_size * config.vocab_size
+
+
+def decode_step_bytes(config, batch_size, context_len, dtype_bytes):
+    weights = streamed_parameters(config) * dtype_bytes
+    return weights + batch_size * context_len * 2 * config.num_layers * config.num_heads * config.head_dim * dtype_bytes

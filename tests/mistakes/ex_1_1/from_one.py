@@ -1,0 +1,11 @@
+# expect: Positions begin at 0
+import torch
+
+
+def apply_rope(x, positions, theta):
+    D = x.shape[-1]
+    frequencies = 1.0 / theta ** (torch.arange(0, D, 2) / D)
+    angles = (positions[:, None].float() + 1) * frequencies
+    cos, sin = angles.cos()[:, None, :], angles.sin()[:, None, :]
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

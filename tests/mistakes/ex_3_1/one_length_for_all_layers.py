@@ -1,0 +1,21 @@
+# expect: Each layer counts its own tokens: layer 1 has 3
+import torch
+
+
+class ContiguousKVCache:
+    def __init__(self, num_layers, max_len, num_kv_heads, head_dim, dtype=torch.float32, device="cpu"):
+        self.max_len = max_len
+        self.kv = torch.zeros(num_layers, 2, max_len, num_kv_heads, head_dim, dtype=dtype, device=device)
+        self.lengths = [0] * num_layers
+
+    def append(self, layer, k, v):
+        start, end = self.lengths[0], self.lengths[0] + len(k)
+        if end > self.max_len:
+            raise ValueError(f"layer {layer} holds {start} of {self.max_len} tokens")
+        self.kv[layer, 0, start:end] = k
+        self.kv[layer, 1, start:end] = v
+        self.lengths[0] = end
+
+    def view(self, layer):
+        length = self.lengths[0]
+        return self.kv[layer, 0, :length], self.kv[layer, 1, :length]

@@ -1,0 +1,7 @@
+# expect: That is one layer
+def kv_bytes_per_token(config, dtype_bytes):
+    return 2 * config.num_kv_heads * config.head_dim * dtype_bytes
+
+
+def max_concurrency(memory_bytes, max_model_len, bytes_per_token):
+    return memory_bytes // (max_model_len * bytes_per_token)

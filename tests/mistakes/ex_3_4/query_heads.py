@@ -1,0 +1,7 @@
+# expect: query heads share them
+def kv_bytes_per_token(config, dtype_bytes):
+    return 2 * config.num_layers * config.num_heads * config.head_dim * dtype_bytes
+
+
+def max_concurrency(memory_bytes, max_model_len, bytes_per_token):
+    return memory_bytes // (max_model_len * bytes_per_token)

@@ -1,0 +1,6 @@
+# expect: whole numbers
+import numpy as np
+
+
+def slot_mapping(positions, block_table, block_size):
+    return block_table[positions // block_size] * block_size + (positions / block_size % 1) * block_size

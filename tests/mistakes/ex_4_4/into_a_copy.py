@@ -1,0 +1,8 @@
+# expect: in place
+import torch
+
+
+def write_kv(key, value, kv_cache, slot_mapping):
+    flat = kv_cache.clone().flatten(1, 2)
+    flat[0, slot_mapping] = key
+    flat[1, slot_mapping] = value
