@@ -98,7 +98,9 @@ def _answer(text: str) -> Iterator[str]:
     """An answer taken from the engine must fit the signature that the student sees."""
     tree = ast.parse(text)
     for name in engine_names(text):
-        function = find_function(tree, name.rpartition(".")[2])
+        parts = name.split(".")
+        method = ".".join(parts[-2:]) if parts[-2][:1].isupper() else parts[-1]  # of a class, or of a module
+        function = find_function(tree, method)
         if function is None:
             yield f"{name} is the answer of no function of that name in the cell"
             continue
