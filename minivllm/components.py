@@ -104,7 +104,7 @@ SEAMS: dict[str, Seam] = {
             "text/detokenizer.py",
             "IncrementalDetokenizer",
             "",
-            "class: push(token_id) -> str, finish() -> str",
+            "class: cls(tokenizer, prompt_token_ids=...), push(token_id) -> str, finish() -> str",
         ),
     )
 }

@@ -48,6 +48,7 @@ class EngineConfig:
         seed: keys the noise of requests that bring no seed of their own, and dummy weights.
         generation_config: "auto" uses the model's generation_config.json for default sampling, "vllm" does not.
         device: "auto", "cpu" or "cuda".
+        attention_backend: "auto" (the fastest here), "cpu" (Numba and SDPA), "reference" (plain PyTorch), "naive".
     KV cache
         block_size: token slots per block.   enable_prefix_caching: reuse KV of equal prefixes; None is on, unless a replaced
         component cannot (True refuses such a component).
@@ -59,8 +60,8 @@ class EngineConfig:
         max_num_batched_tokens: token budget of a step.   max_num_seqs: most requests running at once.
         enable_chunked_prefill: a prompt may be computed in several steps; without it the budget must hold
         max_model_len. None is on, unless a replaced scheduler cannot (True refuses such a scheduler).
-        long_prefill_token_threshold: most tokens of one prompt per step while others run; 0 is off. scheduling_policy:
-        "fcfs" or "priority" (lower priority value first).
+        long_prefill_token_threshold: most tokens of one prompt per step while others run; 0 is off.
+        scheduling_policy: "fcfs" or "priority" (lower priority value first).
     """
 
     model: str = "smollm2-135m"

@@ -38,19 +38,26 @@ def test_importing_the_package_loads_nothing_but_itself():
     assert {m for m in loaded if m.startswith("minivllm")} == {"minivllm"}
 
 
-def top_level_imports(path: Path) -> set[str]:
-    """Names of packages imported when the module is imported (not inside functions, not for type checkers)."""
+def top_level_modules(path: Path) -> set[str]:
+    """Names of modules imported when the module is imported (not inside functions, not for type checkers)."""
     found: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
+
+
+def top_level_imports(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in top_level_modules(path)}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_what_may_be_missing_is_imported_where_it_is_used(path: Path):
+    if path.name == "numba_kernels.py":  # itself imported where it is used, and nowhere else
+        assert not [p for p in PACKAGE.rglob("*.py") if "numba_kernels" in " ".join(top_level_modules(p))]
+        return
     assert not top_level_imports(path) & ON_USE_ONLY
 
 
@@ -64,18 +71,30 @@ def test_the_engine_never_imports_the_course(path: Path):
 ROOMS_A_ROOM_MAY_IMPORT = {
     "core": {"core", "config", "sampling_params", "components"},
     "text": {"text"},
-    "attention": {"attention"},
+    "attention": {"attention", "components"},
     "models": {"models", "attention"},
     "sampling": {"sampling", "core", "sampling_params"},
     "worker": {"worker", "core", "models", "attention", "sampling", "config", "components", "sampling_params"},
-    "sim": {"sim", "core", "config", "sampling_params"},
+    "sim": {"sim", "core", "models", "config", "sampling_params"},
 }
+
+
+LABS_ONLY = {"contiguous.py"}  # runs a decoder over a cache without blocks; the engine never imports it
+
+
+def imports_at_run_time(path: Path) -> list[ast.ImportFrom]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    skipped = {id(n) for block in for_types for n in ast.walk(block)}
+    return [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and id(n) not in skipped]
 
 
 @pytest.mark.parametrize("room", ROOMS_A_ROOM_MAY_IMPORT)
 def test_rooms_know_only_the_rooms_below_them(room: str):
     for path in (PACKAGE / room).glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minivllm."):
+        if path.name in LABS_ONLY:
+            continue
+        for node in imports_at_run_time(path):
+            if (node.module or "").startswith("minivllm."):
                 other = (node.module or "").split(".")[1]
                 assert other in ROOMS_A_ROOM_MAY_IMPORT[room], f"{path.name} imports minivllm.{other}"
