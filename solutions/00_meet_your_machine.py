@@ -31,7 +31,8 @@
 import torch
 import torch.nn.functional as F
 
-from checks import hint, journey, need, new_figure, predict, quiz, recall, save_result, show, skip, solution, start
+from checks import hint, need, predict, quiz, recall, skip, solution, start
+from checks import journey, new_figure, save_result, show
 from minivllm.models.layers import rms_norm
 from minivllm.models.rope import rotary_table
 from minivllm.sim.cost_model import decode_step_flops, kv_bytes_per_token
@@ -147,7 +148,8 @@ predict("0.p2", "memory")
 
 # %% id="measure-run"
 with torch.inference_mode():
-    source = torch.ones(2**28 // lab.dtype.itemsize, dtype=lab.dtype, device=lab.device)  # 2**28 bytes: too large for any cache
+    size = 2**28  # bytes: too many for any cache
+    source = torch.ones(size // lab.dtype.itemsize, dtype=lab.dtype, device=lab.device)
     target = torch.empty_like(source)
     copy = best_time(lambda: target.copy_(source))
     total = best_time(lambda: source.sum())
@@ -163,7 +165,7 @@ with torch.inference_mode():
 device = Device(
     "this machine",
     flops=2 * n**3 / product,
-    bandwidth=max(2 * 2**28 / copy, 2**28 / total),  # a copy moves each byte twice
+    bandwidth=max(2 * size / copy, size / total),  # a copy moves each byte twice
     launch_overhead=additions / 100,
 )
 print(f"memory       {device.bandwidth / 1e9:8.1f} GB/s")
@@ -206,12 +208,12 @@ from minivllm.sim.cost_model import kv_bytes_per_token
 
 
 def streamed_parameters(config):
-    """How many weights every step reads: the seven matrices of each layer, and the matrix that makes logits."""
+    """How many weights every step reads: seven matrices a layer, and the one that makes logits."""
     # solution: minivllm.sim.cost_model.streamed_parameters
 
 
 def decode_step_bytes(config, batch_size, context_len, dtype_bytes):
-    """Bytes one decode step reads: the weights once, and the KV cache of each sequence, context_len tokens long."""
+    """Bytes one decode step reads: the weights once, and context_len tokens of KV cache for each sequence."""
     # solution: minivllm.sim.cost_model.decode_step_bytes
 
 
@@ -223,11 +225,12 @@ check("0.1")
 # %% id="count"
 need("0.1")
 itemsize = lab.dtype.itemsize
-print(f"weights      {streamed_parameters(config):,} numbers, {streamed_parameters(config) * itemsize / 1e6:.0f} MB")
+weights = streamed_parameters(config)
+print(f"weights      {weights:,} numbers, {weights * itemsize / 1e6:.0f} MB")
 print(f"a token      {kv_bytes_per_token(config, itemsize) / 1e3:.0f} kB of KV cache")
 for batch_size in (1, 64):
     megabytes = decode_step_bytes(config, batch_size, 128, itemsize) / 1e6
-    print(f"a step       {megabytes:.0f} MB for {batch_size} sequences of 128 tokens: {megabytes / batch_size:.0f} MB a token")
+    print(f"a step       {megabytes:.0f} MB at batch {batch_size}, 128 tokens each: {megabytes / batch_size:.0f} MB a token")
 
 # %% [markdown] id="exercise-0-2-text"
 # ## Exercise 0.2 · How long a step takes
@@ -337,6 +340,8 @@ gain = speed[largest] / speed[1]
 figure, axes = new_figure(height=3.6)
 axes.loglog(batches, [b / predicted[b] for b in batches], linestyle="--", color="#777777", label="your prediction")
 axes.loglog(batches, list(speed.values()), marker="o", label="measured")
+for b in (1, largest):
+    axes.annotate(f"{speed[b]:.0f}", (b, speed[b]), xytext=(0, -15), textcoords="offset points", ha="center")
 axes.set_xticks(batches, batches, minor=False)
 axes.minorticks_off()
 axes.yaxis.set_major_formatter("{x:g}")
@@ -383,7 +388,7 @@ for name, seconds in {
 # many operations for each weight it reads.
 
 # %% id="experiment-prefill"
-prompt = torch.arange(64 if lab.fast else 128, device=lab.device)
+prompt = torch.arange(128 if lab.fast else 512, device=lab.device)
 work = decode_step_flops(config, len(prompt), len(prompt))
 prefill = best_time(lambda: decoder.full_forward(prompt), seconds=0.2 if lab.fast else 0.8)
 prefill_intensity = work / decode_step_bytes(config, 1, 0, lab.dtype.itemsize)
@@ -395,18 +400,25 @@ dots["prompt"] = prefill_intensity, work / prefill / 1e9
 left, right = min(x for x, _ in dots.values()) / 3, max(device.ridge, *(x for x, _ in dots.values())) * 4
 
 figure, axes = new_figure(height=4.2)
-axes.loglog([left, device.ridge, right], [left * device.bandwidth / 1e9, device.flops / 1e9, device.flops / 1e9], color="#000000")
+roof = device.flops / 1e9
+axes.loglog([left, device.ridge, right], [left * device.bandwidth / 1e9, roof, roof], color="#000000")
 axes.axvline(device.ridge, color="#bbbbbb", linestyle=":")
-axes.annotate(" ridge", (device.ridge, min(y for _, y in dots.values())), color="#555555")
 for name, (x, y) in dots.items():
-    axes.loglog([x], [y], marker="D" if name == "prompt" else "o", color="#D55E00" if name == "prompt" else "#0072B2", markersize=8)
-    axes.annotate(f"{name}" if name == "prompt" else f"batch {name}", (x, y), xytext=(7, -11), textcoords="offset points", fontsize=8)
-axes.set(xlabel="operations for each byte moved", ylabel="GFLOP/s", xlim=(left, right))
+    color, marker = ("#D55E00", "D") if name == "prompt" else ("#0072B2", "o")
+    axes.loglog([x], [y], marker=marker, color=color, markersize=8)
+    label = name if name == "prompt" else f"batch {name}"
+    axes.annotate(label, (x, y), xytext=(7, -11), textcoords="offset points", fontsize=8)
+for text, x, side in (("waits for memory  ", device.ridge, "right"), ("  for arithmetic", device.ridge, "left")):
+    axes.annotate(text, (x, roof * 1.25), ha=side, color="#555555")
+axes.xaxis.set_major_formatter("{x:g}")
+axes.yaxis.set_major_formatter("{x:g}")
+axes.set(xlabel="operations for each byte moved", ylabel="GFLOP/s", xlim=(left, right), ylim=(None, 2.5 * roof))
 axes.set_title("The roof of your machine, and your dots under it", loc="left")
 show(
     figure,
-    alt=f"Roofline: a slope of {device.bandwidth / 1e9:.1f} GB/s up to {device.ridge:.0f} operations per byte, then flat at"
-    f" {device.flops / 1e9:.0f} GFLOP/s. Dots: " + "; ".join(f"{n}: {x:.1f} operations per byte, {y:.1f} GFLOP/s" for n, (x, y) in dots.items()),
+    alt=f"Roofline: a slope of {device.bandwidth / 1e9:.1f} GB/s up to {device.ridge:.0f} operations per byte,"
+    f" then flat at {roof:.0f} GFLOP/s. Dots: "
+    + "; ".join(f"{name}: {x:.1f} operations per byte, {y:.1f} GFLOP/s" for name, (x, y) in dots.items()),
 )
 above = [name for name, (x, y) in dots.items() if y * 1e9 > 1.05 * min(x * device.bandwidth, device.flops)]
 if above:
@@ -414,8 +426,9 @@ if above:
 
 # %% [markdown] id="experiment-roofline-reading"
 # The batch-1 dot stands far down on the left: one multiply and one add for each weight that travels. Each doubling of the batch moves it
-# to the right, and up, for nearly nothing, until luggage and arithmetic catch up. The prompt stands far right: **decode waits for memory, prefill
-# for arithmetic**. An engine that runs one kind at a time leaves half of its machine idle. Lab 06 mixes them.
+# to the right, and up, for nearly nothing, until luggage and arithmetic catch up. The prompt stands far right, where arithmetic decides (if your ridge
+# lies further right still, a longer prompt gets there): **decode waits for memory, prefill for arithmetic**. An engine that runs one
+# kind at a time leaves half of its machine idle. Lab 06 mixes them.
 
 # %% [markdown] id="other-machines"
 # And because you have a model of it, you can predict machines you do not have. Your functions, fed with data sheets and the sizes of
@@ -428,7 +441,10 @@ llama = KNOWN_CONFIGS["meta-llama/Llama-3.1-8B-Instruct"]
 print(f"{'':12} ridge   tokens/s at batch 1      at batch 64")
 for name in ("T4", "L4", "A100-80GB", "H100-SXM", "H200"):
     sheet = DATA_SHEETS[name]
-    rates = [b / step_time(decode_step_flops(llama, b, 1000), decode_step_bytes(llama, b, 1000, 2), 0, sheet) for b in (1, 64)]
+    rates = []
+    for b in (1, 64):
+        flops, moved = decode_step_flops(llama, b, 1000), decode_step_bytes(llama, b, 1000, dtype_bytes=2)
+        rates.append(b / step_time(flops, moved, 0, sheet))
     print(f"{name:12} {sheet.ridge:5.0f} {rates[0]:21.0f} {rates[1]:16.0f}")
 
 # %% [markdown] id="other-machines-reading"

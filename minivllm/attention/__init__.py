@@ -23,8 +23,13 @@ def get_backend(name: str, device_type: str, dtype: torch.dtype) -> AttentionBac
 
     "auto" is the fastest there is for the device. Raises ValueError for a name that does not exist or does not run there.
     """
+    if name == "auto" and device_type != "cpu":
+        from minivllm.attention.reference import REFERENCE
+        from minivllm.attention.sdpa import paged_prefill
+
+        return dataclasses.replace(REFERENCE, name="reference, fused prefill", prefill=paged_prefill)
     if name == "auto":
-        name = "cpu" if device_type == "cpu" else "reference"
+        name = "cpu"
     if name == "naive":
         from minivllm.attention.naive import NAIVE
 

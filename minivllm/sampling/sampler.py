@@ -183,20 +183,22 @@ def _most_probable(
     p [R]: what top_p is among these. The candidates hold a share m of the row's probability, so p of the whole is p / m of
         them. (Where top_k is on, top_p is about what top_k leaves, which is all here.)
     proven [R]: whether no token left out can matter. Logits equal to the smallest candidate are no candidates then: some of
-        their equals may have been left out, and top_k keeps all of a tie or none.
+        their equals may have been left out, and top_k keeps all of a tie or none. (If the smallest is a removed token, then
+        every other one left out is, too.)
     """
     if width == logits.shape[-1]:
         ids = torch.arange(width).expand_as(logits)
         return logits, ids, top_p, torch.ones(len(logits), dtype=torch.bool)
     ids = _largest(logits, width).sort(dim=-1).values
     values = logits.gather(-1, ids)
-    candidates = values.masked_fill(values <= values.amin(dim=-1, keepdim=True), reference.REMOVED)
+    smallest = values.amin(dim=-1)
+    candidates = values.masked_fill(values <= smallest[:, None], reference.REMOVED)
     by_k = top_k > 0
-    enough = top_k <= candidates.isfinite().sum(dim=-1)
+    proven = (smallest == reference.REMOVED) | (by_k & (top_k <= candidates.isfinite().sum(dim=-1)))
     if by_k.all():
-        return candidates, ids, top_p, enough
+        return candidates, ids, top_p, proven
     share = logits.softmax(dim=-1).gather(-1, ids).masked_fill(candidates == reference.REMOVED, 0.0).sum(dim=-1)
-    return candidates, ids, torch.where(by_k, top_p, top_p / share), torch.where(by_k, enough, share >= top_p)
+    return candidates, ids, torch.where(by_k, top_p, top_p / share), proven | (~by_k & (share >= top_p))
 
 
 def _largest(logits: torch.Tensor, k: int, rows: int = 16) -> torch.Tensor:

@@ -17,7 +17,7 @@ from minivllm.core.request import Request, RequestStatus
 from minivllm.core.scheduler import Scheduler
 from minivllm.core.step import FinishReason, SchedulerOutput
 from minivllm.sim.echo import EchoExecutor
-from tests.core.harness import EOS, Answer, make_engine, make_request, oracle
+from tests.core.harness import Answer, make_engine, make_request, oracle
 
 PROMPTS = {"a": 9, "b": 6, "c": 13, "d": 1}
 
@@ -183,7 +183,7 @@ def test_what_was_asked_for_by_name_refuses_a_scheduler_that_cannot(settings: di
 
 def test_a_scheduler_without_preemption_needs_a_pool_for_the_worst_case():
     parts = {"scheduler": NoPreemption}
-    run(make_engine(1 + 4 * 4, components=parts, max_num_seqs=4, max_num_batched_tokens=24, max_model_len=16 + 8 - 8))
+    run(make_engine(1 + 4 * 4, components=parts, max_num_seqs=4, max_num_batched_tokens=24, max_model_len=16))
     with pytest.raises(ValueError, match=r"max_num_seqs=4 .*16 blocks of 4; the KV pool has 15\) needs 'preemption'"):
         make_engine(4 * 4, components=parts, max_num_seqs=4, max_num_batched_tokens=24, max_model_len=16)
 
@@ -222,4 +222,3 @@ def test_the_config_can_be_settled_before_the_pool_is_known():
     assert apply_capabilities(config, Components()) == config
     engine = EngineCore(settled.fit_max_model_len(4096, 101), EchoExecutor(101, 4), Components({"scheduler": Lab05Scheduler}))
     assert engine.config.max_model_len == 32
-    assert EOS  # the requests of this file bring end tokens and ignore them

@@ -15,6 +15,8 @@ import torch
 import transformers
 
 from minivllm import LLM, EngineConfig, SamplingParams
+from minivllm.core.request import Request
+from minivllm.core.scheduler import Scheduler
 from minivllm.worker.model_runner import ModelRunner
 from tests.models.conftest import FAMILIES, tiny_model
 
@@ -77,12 +79,19 @@ def test_smollm2_chooses_what_transformers_would(
     if backend == "reference" and shape not in ("budget 64", "a pool that preempts"):
         pytest.skip("one budget and one preemption are enough for the slow backend")
     settings = {"num_gpu_blocks_override": 400, **SHAPES[shape]}
-    with LLM(str(smollm2), dtype="float32", attention_backend=backend, **settings) as llm:
+    preempted: list[str] = []
+
+    class CountingScheduler(Scheduler):
+        def preempt(self, request: Request) -> None:
+            preempted.append(request.request_id)
+            super().preempt(request)
+
+    parts = {"scheduler": CountingScheduler}
+    with LLM(str(smollm2), dtype="float32", attention_backend=backend, components=parts, **settings) as llm:
         prompts = prompts_of_many_lengths(llm.model_config.vocab_size, longest=90)
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
-        if "preempts" in shape:
-            assert llm.llm_engine.engine_core.scheduler.num_preemptions > 0
         cached = [o.num_cached_tokens for o in outputs]
+    assert bool(preempted) == ("preempts" in shape)
     assert (max(cached) > 0) == (settings.get("enable_prefix_caching", True))
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(output.outputs[0].token_ids) == 12
