@@ -299,7 +299,7 @@ llm = None  # if this cell runs twice, the first engine goes before the second c
 llm = LLM(lab.model, components=components(), max_model_len=512)
 question = [{"role": "user", "content": "Give me one reason to learn how computers work."}]
 params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=7, max_tokens=24 if lab.fast else 80)
-answer = llm.chat(question, params)[0].outputs[0]
+answer = llm.chat(question, params, use_tqdm=False)[0].outputs[0]
 print(answer.text.strip())
 print(f"\n{len(answer.token_ids)} tokens, each drawn after your top-k and top-p.")
 

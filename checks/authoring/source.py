@@ -32,6 +32,8 @@ from checks.sandbox.cell import body_without_docstring, find_function, own_sourc
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS, LABS = ROOT / "solutions", ROOT / "labs"
 
+HEADER = ("lab", "title", "version", "gpu", "time", "download", "prerequisites", "required")
+_ID = re.compile(r"^[a-zA-Z0-9-_]{1,64}$")
 _MARKER = re.compile(r"^# %%(?: \[(?P<kind>\w+)\])?(?P<options>.*)$")
 _OPTION = re.compile(r'(\w+)=("[^"]*"|\[[^\]]*\])')
 _FROM_ENGINE = re.compile(r"^(?P<indent>\s*)# solution: (?P<name>[\w.]+)\s*$")
@@ -101,6 +103,10 @@ def read_source(path: Path) -> Source:
             raise SourceError(f"{path.name}:{number}: text before the first cell")
     for cell in cells:
         cell.text = cell.text.strip("\n")
+        if not _ID.match(cell.id):
+            raise SourceError(f"{path.name}:{cell.line}: {cell.id!r} is no cell id (letters, digits, - and _, at most 64)")
+        if sum(other.id == cell.id for other in cells) > 1:
+            raise SourceError(f"{path.name}:{cell.line}: the cell id {cell.id!r} is used twice")
     return Source(path, header, cells)
 
 
@@ -110,9 +116,13 @@ def _read_header(path: Path, lines: list[str]) -> tuple[dict[str, Any], int]:
     end = lines.index("# ---", 1)
     header = yaml.safe_load("\n".join(line.removeprefix("# ").removeprefix("#") for line in lines[1:end]))
     try:
-        return dict(header["jupyter"]["minivllm"]), end + 1
+        found = dict(header["jupyter"]["minivllm"])
     except (KeyError, TypeError):
-        raise SourceError(f"{path.name}:1: the header lacks jupyter: minivllm: (lab, title, version, minutes, ...)") from None
+        raise SourceError(f"{path.name}:1: the header lacks jupyter: minivllm: ({', '.join(HEADER)})") from None
+    missing = [key for key in HEADER if key not in found]
+    if missing:
+        raise SourceError(f"{path.name}:1: the header lacks {', '.join(missing)}")
+    return found, end + 1
 
 
 def _uncomment(path: Path, number: int, line: str) -> str:

@@ -20,7 +20,6 @@ PARTS = (
     "takeaways", "further", "next",
 )  # fmt: skip
 MAX_CELLS, MAX_WORDS = 60, 3000
-HEADER = ("lab", "title", "version", "gpu", "time", "download", "prerequisites", "required")
 
 
 def problems_of(source: Source, solution: NotebookNode, lab: NotebookNode) -> list[str]:
@@ -33,20 +32,12 @@ def problems_of(source: Source, solution: NotebookNode, lab: NotebookNode) -> li
 
 
 def _header(source: Source) -> Iterator[str]:
-    for key in HEADER:
-        if key not in source.header:
-            yield f"the header lacks {key}"
     if not source.name.startswith(f"{source.header.get('lab')}_"):
         yield f"the header says lab {source.header.get('lab')!r}, the file's name another"
 
 
 def _parts(source: Source) -> Iterator[str]:
     ids = [cell.id for cell in source.cells]
-    for cell in source.cells:
-        if not re.fullmatch(r"[a-zA-Z0-9-_]{1,64}", cell.id):
-            yield f"line {cell.line}: {cell.id!r} is no cell id (letters, digits, - and _, at most 64)"
-        if ids.count(cell.id) > 1:
-            yield f"line {cell.line}: the cell id {cell.id!r} is used twice"
     there = [part for part in PARTS if part in ids]
     yield from (f"the part {part!r} is missing: a cell with that id" for part in PARTS if part not in ids)
     if there != sorted(there, key=ids.index):

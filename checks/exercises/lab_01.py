@@ -301,7 +301,7 @@ CHECKS = {
     "1.1": Check(
         cases=rope_cases,
         judge=judge_rope,
-        minutes=15,
+        minutes=12,
         difficulty=2,
         hints=(
             "Start from the angles: positions [T] times frequencies [D/2] is a table [T, D/2]. The frequencies are"
@@ -317,7 +317,7 @@ CHECKS = {
     "1.2": Check(
         cases=attention_cases,
         judge=judge_attention,
-        minutes=20,
+        minutes=15,
         difficulty=2,
         hints=(
             "Three steps: scores [H, T, S] from q and k, the mask, softmax and the sum over v. For grouped queries,"
@@ -334,7 +334,7 @@ CHECKS = {
     "1.3": Check(
         cases=layer_cases,
         judge=judge_layer,
-        minutes=20,
+        minutes=15,
         difficulty=2,
         hints=(
             "Two halves of the same form: x = x + something(rms_norm(x)). In the first, something is attention; in"

@@ -214,7 +214,7 @@ def _bindings(node: ast.stmt) -> dict[str, str]:
 
 
 def _imports_submodule(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Import) and any("." in a.name for a in node.names)
+    return isinstance(node, ast.Import) and any("." in a.name and not a.asname for a in node.names)
 
 
 def _without_collisions(answer: Answer, taken_as: dict[str, set[str]]) -> str:

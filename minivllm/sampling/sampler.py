@@ -147,9 +147,9 @@ class Sampler:
             if not left.numel():
                 break
             candidates, ids, p, proven = _most_probable(logits[left], width, top_k[left], top_p[left])
-            done = left[proven]
-            kept = self.apply_top_p(self.apply_top_k(candidates[proven], top_k[done]), p[proven])
-            token_ids[done] = ids[proven].gather(-1, choose(kept, noise[done])[:, None])[:, 0]
+            if (done := left[proven]).numel():
+                kept = self.apply_top_p(self.apply_top_k(candidates[proven], top_k[done]), p[proven])
+                token_ids[done] = ids[proven].gather(-1, choose(kept, noise[done])[:, None])[:, 0]
             left = left[~proven]
         return token_ids
 

@@ -41,7 +41,7 @@ DATA_SHEETS = {
 
 
 def best_time(run: Callable[[], object], seconds: float = 0.3) -> float:
-    """Seconds of the fastest of the runs that fit into `seconds` (three at least), after one to warm up. The fastest, because
+    """Seconds of the fastest of the runs that fit into `seconds` (two at least), after one to warm up. The fastest, because
     whatever else the machine does can only make a run slower. Waits for the GPU where there is one."""
     import torch
 
@@ -49,7 +49,7 @@ def best_time(run: Callable[[], object], seconds: float = 0.3) -> float:
     run()
     sync()
     best, runs, stop = float("inf"), 0, time.perf_counter() + seconds
-    while runs < 3 or time.perf_counter() < stop:
+    while runs < 2 or time.perf_counter() < stop:
         begin = time.perf_counter()
         run()
         sync()

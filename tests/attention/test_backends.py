@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from minivllm.attention import get_backend
+from minivllm.attention import get_backend, reference, sdpa
 from minivllm.attention.interface import AttentionBackend, AttentionMetadata, paged_attention
 from minivllm.attention.naive import causal_attention
 
@@ -227,6 +227,12 @@ def test_writes_touch_only_their_slots(backend: str) -> None:
 def test_causal_attention_defaults_to_the_usual_scale() -> None:
     q, k, v = torch.randn(3, 4, 8), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
     torch.testing.assert_close(causal_attention(q, k, v).double(), attention_float64(q, k, v, None), atol=1e-5, rtol=1e-5)
+
+
+def test_auto_on_a_gpu_prefills_through_pytorchs_fused_attention() -> None:
+    backend = get_backend("auto", "cuda", torch.float16)
+    assert backend.prefill is sdpa.paged_prefill
+    assert backend.decode is reference.paged_decode
 
 
 def test_unknown_backends_are_refused_by_name() -> None:

@@ -1,7 +1,7 @@
 """Real models in float32: transformers is run over prompt + our output, and each token we chose must be (nearly) its argmax.
 
-Teacher forcing, not comparison of texts: two right engines may part ways where two logits are equal to the last bits, and a text
-comparison would then say nothing about the rest.
+Teacher forcing, not comparison of texts: two right engines may part ways where two logits are equal to the last bits, and a
+text comparison would then say nothing about the rest.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ def smollm2_reference(smollm2: Path) -> Reference:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_smollm2_chooses_what_transformers_would(
-    smollm2: Path, smollm2_reference: Reference, shape: str, backend: str
-) -> None:
+def test_smollm2_chooses_what_transformers_would(smollm2: Path, smollm2_reference: Reference, shape: str, backend: str) -> None:
     if backend == "reference" and shape not in ("budget 64", "a pool that preempts"):
         pytest.skip("one budget and one preemption are enough for the slow backend")
     settings = {"num_gpu_blocks_override": 400, **SHAPES[shape]}
@@ -98,15 +96,21 @@ def test_smollm2_chooses_what_transformers_would(
         assert smollm2_reference.gap(prompt, output.outputs[0].token_ids) < TOLERANCE
 
 
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    """Folder of a tiny random model of a family, and transformers' own."""
+    model = tiny_model(request.param)
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    return folder, Reference(model)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_chooses_what_transformers_would(tmp_path: Path, family: str, shape: str) -> None:
-    model = tiny_model(family)
-    model.save_pretrained(tmp_path)
+def test_every_family_chooses_what_transformers_would(family: tuple[Path, Reference], shape: str) -> None:
+    folder, reference = family
     settings = {"num_gpu_blocks_override": 400, **SHAPES[shape]}
-    runner = ModelRunner(EngineConfig(model=str(tmp_path), dtype="float32", **settings))
+    runner = ModelRunner(EngineConfig(model=str(folder), dtype="float32", **settings))
     llm = LLM.from_executor(runner, runner.config, vocab_size=runner.vocab_size, model_max_len=runner.max_model_len)
     prompts = prompts_of_many_lengths(runner.vocab_size, longest=90)
-    reference = Reference(model)
     for prompt, output in zip(prompts, llm.generate(prompts, GREEDY, use_tqdm=False), strict=True):
         assert reference.gap(prompt, output.outputs[0].token_ids) < TOLERANCE

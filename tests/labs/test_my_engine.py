@@ -52,7 +52,11 @@ def test_a_helper_named_like_the_references_own_does_not_disturb_it(tmp_path: Pa
 
 
 def test_two_answers_with_helpers_of_one_name_keep_their_own(tmp_path: Path) -> None:
-    one = "def h(x):\n    return x + 1\n\ndef apply_top_k(logits, k):\n    return h(logits)\n\ndef apply_temperature(logits, t):\n    return h(logits)\n"
+    one = (
+        "def h(x):\n    return x + 1\n\n"
+        "def apply_top_k(logits, k):\n    return h(logits)\n\n"
+        "def apply_temperature(logits, t):\n    return h(logits)\n"
+    )
     two = "def h(x):\n    return x + 100\n\ndef apply_top_p(logits, p):\n    return h(logits)\n"
     module = loaded(tmp_path, ("2.2", one), ("2.3", two))
     zero = torch.zeros(1, 1)

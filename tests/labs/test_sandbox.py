@@ -128,9 +128,14 @@ def _alive(pid: int) -> bool:
 
 
 def test_writing_into_the_message_stream_is_no_pass() -> None:
-    body = "import os\nfor fd in range(3, 40):\n    try: os.write(fd, b'\\x00\\x00\\x00\\x02{}')\n    except OSError: pass\nreturn []"
-    report = check_body(body)
-    assert not report.passed
+    body = """
+        import os
+        for fd in range(3, 40):
+            try: os.write(fd, b'\\x00\\x00\\x00\\x0f{"kind": "done"}')
+            except OSError: pass
+        return []
+    """
+    assert not check_body(body).passed
 
 
 def test_an_object_that_equals_everything_is_no_pass() -> None:

@@ -104,10 +104,10 @@ def test_the_counted_work_of_a_decoder_is_what_the_cost_model_says():
     assert work.flops == decode_step_flops(config, batch_size=3, context_len=3)  # naive: each token meets all three
 
 
-def test_best_time_runs_once_to_warm_up_and_at_least_three_times():
+def test_best_time_runs_once_to_warm_up_and_at_least_twice():
     runs: list[int] = []
     assert best_time(lambda: runs.append(1), seconds=0) > 0
-    assert len(runs) == 4
+    assert len(runs) == 3
 
 
 def test_the_cost_model_is_imported_without_torch():

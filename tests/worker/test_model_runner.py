@@ -280,6 +280,26 @@ def test_the_runner_says_what_it_chose(tmp_path: Path) -> None:
     assert "cpu in float32, attention reference, KV cache of 64 blocks of 4 (252 tokens," in runner.describe()
 
 
+def test_the_gpus_share_is_what_the_largest_step_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arithmetic, and a step of the full budget, with the GPU's counters made up."""
+    runner = make_runner(tmp_path, max_model_len=10, gpu_memory_utilization=0.5)
+    for name, answer in {
+        "reset_peak_memory_stats": None,
+        "synchronize": None,
+        "empty_cache": None,
+        "mem_get_info": (600, 1000),
+        "memory_reserved": 250,
+        "max_memory_allocated": 200,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    steps = []
+    forward = runner._forward
+    monkeypatch.setattr(runner, "_forward", lambda inputs: steps.append(inputs) or forward(inputs))
+    assert runner._gpu_memory_for_kv() == 1000 * 0.5 - 200 - (1000 - 600 - 250)
+    assert steps[0].seq_lens.tolist() == [10, 10, 10, 10, 10, 10, 4]
+    assert len(steps[0].input_ids) == 64
+
+
 # ---------------------------------------------------------------- replaced parts
 
 

@@ -8,9 +8,7 @@ def decoder_layer(x, weights, positions):
     q = (h @ weights.q_proj.T).reshape(T, -1, weights.head_dim)
     k = (h @ weights.k_proj.T).reshape(T, -1, weights.head_dim)
     v = (h @ weights.v_proj.T).reshape(T, -1, weights.head_dim)
-    attended = causal_attention(
-        apply_rope(q, positions, weights.rope_theta), apply_rope(k, positions, weights.rope_theta), v
-    )
+    attended = causal_attention(apply_rope(q, positions, weights.rope_theta), apply_rope(k, positions, weights.rope_theta), v)
     after = x + attended.reshape(T, -1) @ weights.o_proj.T
     h = rms_norm(after, weights.post_attention_layernorm, weights.rms_norm_eps)
     gate = h @ weights.gate_proj.T

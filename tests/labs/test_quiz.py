@@ -1,0 +1,157 @@
+"""Questions, predictions, and the table of exercises: data that must agree with the engine and with itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checks.authoring.source import sources
+from checks.exercises import check_of, find, has_checks, table
+from checks.student.failure import CheckFailed
+from checks.student.home import read_progress
+from checks.student.quiz import find_question, predict, questions, quiz, recall
+from minivllm.components import SEAMS
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = [path.stem[:2] for path in sources()]
+LATER_SEAMS = {"drafter", "rejection_sampler", "graph_runner"}  # their labs come with the engine parts
+
+
+# ------------------------------------------------------------------------------------------------------------ table
+
+
+def test_exercises_are_in_the_courses_order() -> None:
+    ids = [tuple(map(int, i.split("."))) for i in table()]
+    assert ids == sorted(ids) and len(set(ids)) == len(ids) >= 40
+
+
+def test_every_seam_is_one_of_the_engines_or_of_a_later_lab() -> None:
+    for row in table().values():
+        assert row.seam is None or row.seam in SEAMS or (row.seam in LATER_SEAMS and row.lab not in BUILT)
+
+
+@pytest.mark.parametrize("row", [row for row in table().values() if row.lab in BUILT], ids=lambda row: row.id)
+def test_a_built_labs_exercises_fit_the_engine(row: object) -> None:
+    assert row.functions
+    if row.file:
+        assert (ROOT / "minivllm" / row.file).is_file()
+    if row.seam:
+        assert row.capabilities <= SEAMS[row.seam].capabilities
+        assert SEAMS[row.seam].file == row.file or row.seam == "sampler"
+
+
+@pytest.mark.parametrize("exercise", [i for i, row in table().items() if has_checks(row.lab) and row.lab in BUILT])
+def test_cases_are_plain_named_and_follow_the_seed(exercise: str) -> None:
+    from checks.sandbox.plain import pack, unpack
+
+    check = check_of(find(exercise))
+    cases = check.cases(0)
+    assert all(isinstance(case["call"], str) for case in cases)
+    assert pack(unpack(pack(cases))) == pack(cases) == pack(check.cases(0))
+    assert pack(check.cases(1)) != pack(cases)
+
+
+# ------------------------------------------------------------------------------------------------------------- quiz
+
+
+@pytest.mark.parametrize("lab", BUILT)
+def test_every_choice_has_an_explanation_of_its_own(lab: str) -> None:
+    for question in questions(lab).values():
+        reasons = [choice.why for choice in question.choices.values()]
+        assert all(reasons) and len(set(reasons)) == len(reasons)
+        assert question.answer is None or question.draw or question.answer in question.choices
+
+
+def test_a_right_and_a_wrong_answer_are_explained_and_remembered(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quiz("2.q1", "a")
+    assert capsys.readouterr().out.startswith("Not this one. A model keeps nothing")
+    assert read_progress()["quiz"]["2.q1"] == {"answer": "a", "right": False}
+    quiz("2.q1", "b")
+    assert capsys.readouterr().out.startswith("Right. A token sees only")
+    assert read_progress()["quiz"]["2.q1"] == {"answer": "b", "right": True}
+
+
+def test_an_unanswered_question_is_shown_and_does_not_fail(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quiz("2.q1", "?")
+    shown = capsys.readouterr().out
+    assert "   a: Only token 101" in shown and 'quiz("2.q1", "a")' in shown and "2.q1" not in read_progress()["quiz"]
+
+
+def test_numbers_are_drawn_for_each_student_and_stay(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = find_question("2.q4")
+    assert asked.numbers("one") == asked.numbers("one")
+    assert len({str(asked.numbers(f"student {i}")) for i in range(20)}) > 15
+    quiz("2.q4")
+    first = capsys.readouterr().out
+    quiz("2.q4")
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda prompt, new: new * prompt + new * (new - 1) / 2, "Right."),
+        (lambda prompt, new: sum(range(prompt, prompt + new)), "Right."),
+        (lambda prompt, new: prompt + new, "Not this one. That would be enough if results were kept"),
+        (lambda prompt, new: prompt * new, "Not this one. Nearly"),
+        (7, "Not this one. 7 is not it"),
+    ],
+)
+def test_a_numeric_answer_is_marked_and_common_slips_have_words(
+    student: Path, capsys: pytest.CaptureFixture[str], answer: object, words: str
+) -> None:
+    quiz("2.q4", answer)
+    assert capsys.readouterr().out.startswith(words)
+
+
+def test_impossible_answers_and_questions_say_what_there_is(student: Path) -> None:
+    with pytest.raises(CheckFailed, match="'z' is not one of the choices: a, b, c"):
+        quiz("2.q1", "z")
+    with pytest.raises(CheckFailed, match="answered with a number"):
+        quiz("2.q4", "many")
+    with pytest.raises(CheckFailed, match=r"There is no question '2\.q9'\. There are: 2\.p1, 2\.q1"):
+        quiz("2.q9")
+    with pytest.raises(CheckFailed, match="is a prediction"):
+        quiz("2.p1", "line")
+
+
+def test_a_prediction_is_noted_recalled_and_then_kept(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict("2.p1", "same")
+    predict("2.p1", "square")
+    recall("2.p1")
+    shown = capsys.readouterr().out
+    assert "Noted: It stays the same" in shown and "You predicted: It grows with the square" in shown
+    predict("2.p1", "line")
+    assert "It stays." in capsys.readouterr().out
+    recall("2.p1")
+    assert "You predicted: It grows with the square" in capsys.readouterr().out
+
+
+def test_recalling_without_a_prediction_says_so(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recall("2.p1")
+    assert "You made no prediction" in capsys.readouterr().out
+
+
+def test_buttons_have_nothing_in_their_place_where_widgets_do_not_render(run_cells: object) -> None:
+    (shown,) = run_cells('from checks import quiz\nquiz("2.q1", "?")')
+    assert shown.endswith("and run the cell.\n")  # the widget's own plain text is empty
+
+
+# ---------------------------------------------------------------------------------------------------------- figures
+
+
+def test_a_figure_is_displayed_with_its_text(run_cells: object) -> None:
+    shown, refused = run_cells(
+        "from checks import new_figure, show\nfigure, axes = new_figure()\nshow(figure, alt='Nothing in it.')",
+        "show(figure, alt='')",
+    )
+    assert shown == "Nothing in it." and "needs alt=" in refused
+
+
+def test_the_journey_is_drawn_from_the_results(run_cells: object, student: Path) -> None:
+    empty, _, drawn = run_cells(
+        "from checks import journey, save_result\njourney()", "save_result('02', 12.5, 'naive', {'n': [1]})", "journey()"
+    )
+    assert "No results yet" in empty and drawn == "Your journey so far. Lab 02: naive: 12.5 tokens per second"
+    assert (student / "results" / "02.json").is_file()
