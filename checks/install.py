@@ -34,7 +34,7 @@ def has_nvidia_gpu() -> bool:
     if Path("/proc/driver/nvidia/version").exists():
         return True
     smi = shutil.which("nvidia-smi")
-    return bool(smi) and subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0
+    return smi is not None and subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0
 
 
 def ensure_venv(folder: Path) -> Path:

@@ -168,13 +168,13 @@ class Components(Mapping[str, Any]):
         parts: dict[str, Any] = {}
         for seam in SEAMS.values():
             path = root / seam.file
-            if path.is_file() and (part := getattr(load_file(path), seam.attribute, None)) is not None:
+            if path.is_file() and (part := getattr(load_file(path, root), seam.attribute, None)) is not None:
                 parts[seam.name] = part
         logits_file = root / "sampling" / "logits.py"
         if "sampler" not in parts and logits_file.is_file():
             from minivllm.sampling.sampler import sampler_from  # needs torch: only when there is something to build
 
-            parts["sampler"] = sampler_from(load_file(logits_file))
+            parts["sampler"] = sampler_from(load_file(logits_file, root))
         if not parts:
             raise ValueError(
                 f"{root} holds none of the component files: {', '.join(sorted({s.file for s in SEAMS.values()}))}."
@@ -190,9 +190,11 @@ def _describe(part: Any) -> str:
     return f"{getattr(part, '__module__', '?')}.{getattr(part, '__qualname__', type(part).__name__)}"
 
 
-def load_file(path: Path) -> ModuleType:
-    """Import a file under a name of its own, compiled from its text so that stale bytecode can never run."""
-    name = "minivllm_components." + path.with_suffix("").as_posix().replace("/", ".").strip(".")
+def load_file(path: Path, root: Path | None = None) -> ModuleType:
+    """Import a file under a name of its own, compiled from its text so that stale bytecode can never run. The name is its path
+    from `root`'s folder on ("my_engine.core.block_pool"), which is what logs and error messages show of a part."""
+    shown = path.relative_to(root.parent) if root is not None else path
+    name = "minivllm_components." + shown.with_suffix("").as_posix().replace("/", ".").strip(".")
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses and pickling look the module up

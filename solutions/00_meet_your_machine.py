@@ -342,7 +342,7 @@ figure, axes = new_figure(height=3.6)
 axes.loglog(batches, [b / predicted[b] for b in batches], linestyle="--", color="#777777", label="your prediction")
 axes.loglog(batches, list(speed.values()), marker="o", label="measured")
 for b in (1, largest):
-    axes.annotate(f"{speed[b]:.0f}", (b, speed[b]), xytext=(0, -15), textcoords="offset points", ha="center")
+    axes.annotate(f"{speed[b]:.0f}", (b, speed[b]), xytext=(0, 8), textcoords="offset points", ha="center")
 axes.set_xticks(batches, batches, minor=False)
 axes.minorticks_off()
 axes.yaxis.set_major_formatter("{x:g}")
@@ -413,7 +413,12 @@ for text, x, side in (("waits for memory  ", device.ridge, "right"), ("  for ari
     axes.annotate(text, (x, roof * 1.25), ha=side, color="#555555")
 axes.xaxis.set_major_formatter("{x:g}")
 axes.yaxis.set_major_formatter("{x:g}")
-axes.set(xlabel="operations for each byte moved", ylabel="GFLOP/s", xlim=(left, right), ylim=(None, 2.5 * roof))
+axes.set(
+    xlabel="operations for each byte moved",
+    ylabel="GFLOP/s",
+    xlim=(left, right),
+    ylim=(min(y for _, y in dots.values()) / 3, 2.5 * roof),
+)
 axes.set_title("The roof of your machine, and your dots under it", loc="left")
 show(
     figure,

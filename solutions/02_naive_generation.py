@@ -36,7 +36,7 @@ import time
 
 import torch
 
-from checks import components, predict, quiz, recall, start, whose
+from checks import components, need, predict, quiz, recall, start, whose
 from checks import journey, live, new_figure, save_result, show, show_diff
 
 lab = start("02")
@@ -159,6 +159,7 @@ check("2.1")
 # Green? Then let your loop write. This is a real language model speaking through your few lines.
 
 # %% id="first-text-run"
+need("2.1")  # after a restart, or if you skipped it: your saved answer, or minivllm's
 prompt = tokenizer.encode("The best thing about learning how things work is")
 continuation = greedy_generate(model, prompt, 12 if lab.fast else 40)
 print(tokenizer.decode(prompt + continuation))
@@ -216,6 +217,7 @@ check("2.2")
 # their own.
 
 # %% id="temperature-plot"
+need("2.2")
 prompt = tokenizer.encode("Roses are red, violets are")
 row = model(torch.tensor(prompt))[-1:].float().cpu()
 settings = [0.5, 1.0, 1.5]
@@ -279,6 +281,7 @@ check("2.3")
 # The point of top-p in two lines: how many of 49,152 tokens are left at p = 0.9, where the model is sure and where it is not?
 
 # %% id="top-p-counts"
+need("2.3")
 for text in ("The capital of France is", "My favourite season is"):
     row = model(torch.tensor(tokenizer.encode(text)))[-1:].float().cpu()
     kept = (apply_top_p(row, torch.tensor([0.9])) > float("-inf")).sum()
@@ -351,6 +354,7 @@ def draw_work(lengths, picture):
 
 
 # %% id="experiment-live"
+need("2.1")
 picture, lengths = live(), []
 
 
@@ -374,6 +378,7 @@ print(f"\n{len(prompt)} tokens of prompt, {len(story)} new ones: {share:.1%} of 
 # three times as long as the shortest.
 
 # %% id="experiment-measure"
+need("2.1")
 text = tokenizer.encode("It was a bright cold day, and the clocks were striking. ")
 longest = min(2048, decoder.config.max_position_embeddings)
 

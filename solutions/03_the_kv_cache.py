@@ -18,16 +18,17 @@
 # %% [markdown] id="title"
 # # Lab 03 · The KV cache
 #
-# In Lab 02 every new token cost more than the one before, because everything was computed again. Today you keep what was computed. It
-# takes two short methods and a small change to the loop, and the time per token stops growing.
+# In Lab 02 every new token cost more than the one before, because everything was computed again. Today you keep what was
+# computed. It takes two short methods and a small change to the loop, and the time per token stops growing.
 #
-# Memory is the price. The second half of this lab is about that price, because it decides how many people an engine can serve at once.
+# Memory is the price. The second half of this lab is about that price, because it decides how many people an engine can serve
+# at once.
 
 # %% [markdown] id="box"
 # {{box}}
 #
-# Run the cells from top to bottom with Shift+Enter. Each exercise is one cell: write your code where it says
-# `raise NotImplementedError`, run the cell, and it tells you at once whether the answer is right. `hint("3.1")` gives a hint.
+# Run the cells from top to bottom with Shift+Enter. Each exercise is one cell: write your code where it says `raise
+# NotImplementedError`, run the cell, and it tells you at once whether the answer is right. `hint("3.1")` gives a hint.
 
 # %% id="setup"
 import random
@@ -61,12 +62,12 @@ def naive_model(token_ids):
 # %% [markdown] id="big-idea"
 # ## The big idea
 #
-# The writer of Lab 02 had no memory: for each new word she read her whole manuscript again. Now give her a notebook. When she reads a word
-# for the first time she writes down two notes about it, and they never change. To find the next word she reads her notes, and the
-# manuscript stays closed.
+# The writer of Lab 02 had no memory: for each new word she read her whole manuscript again. Now give her a notebook. When she
+# reads a word for the first time she writes down two notes about it, and they never change. To find the next word she reads her
+# notes, and the manuscript stays closed.
 #
-# The two notes are the word's **key** (what it can be found by) and its **value** (what it has to say), one pair in every layer. Attention
-# for a new token needs its own query and the keys and values of all tokens before it:
+# The two notes are the word's **key** (what it can be found by) and its **value** (what it has to say), one pair in every
+# layer. Attention for a new token needs its own query and the keys and values of all tokens before it:
 #
 # ```text
 # to choose    naive generation       with a cache           and read
@@ -77,14 +78,16 @@ def naive_model(token_ids):
 # token 3      q k v   new            q k v   new, kept      k v
 # ```
 #
-# Why may the notes be kept? Because no token sees a later one. What token 1 looks like in layer 17 depends on tokens 0 and 1 alone, so it was
-# final when it was first computed.
+# Why may the notes be kept? Because no token sees a later one. What token 1 looks like in layer 17 depends on tokens 0 and 1
+# alone, so it was final when it was first computed.
 #
-# So generation falls into two parts. **Prefill**: the prompt goes through the model at once and fills the cache. **Decode**: each step puts
-# one token through. We measure them separately: TTFT is the time to the first token, TPOT the time per token after it.
+# So generation falls into two parts. **Prefill**: the prompt goes through the model at once and fills the cache. **Decode**:
+# each step puts one token through. We measure them separately: TTFT is the time to the first token, TPOT the time per token
+# after it.
 #
-# **Where the picture breaks.** A person's notes are shorter than the book. These are not: a token of text takes about four bytes, and its notes
-# in our small model take 23,040 (in 2-byte numbers). And a person would look up the one note she needs. The model reads every note, for every word.
+# **Where the picture breaks.** A person's notes are shorter than the book. These are not: a token of text takes about four
+# bytes, and its notes in our small model take 23,040 (in 2-byte numbers). And a person would look up the one note she needs.
+# The model reads every note, for every word.
 
 # %% [markdown] id="predict"
 # ## Predict first
@@ -105,8 +108,8 @@ predict("3.p2", "few")
 # %% [markdown] id="example"
 # ## A small example, by hand
 #
-# First see for yourself that nothing changes. We give the model five tokens, then the same five and one more, and compare what it says
-# after each of the first five.
+# First see for yourself that nothing changes. We give the model five tokens, then the same five and one more, and compare what
+# it says after each of the first five.
 
 # %% id="example-unchanged" tags=["nbval-check-output"]
 tokens = torch.tensor(tokenizer.encode("The cat sat on the mat"))
@@ -125,24 +128,24 @@ for t in range(5):
 # decode   (1 token)   k4              | k0 | k1 | k2 | k3 | k4 |  . |  . |  . |     5
 # ```
 #
-# Count what went through the model: 3 + 1 + 1 = 5 tokens, each once. Naive generation would have put 3 + 4 + 5 = 12 through. Count the memory
-# too: 8 places are taken from the first moment on, and 3 are never used. Keep that in mind.
+# Count what went through the model: 3 + 1 + 1 = 5 tokens, each once. Naive generation would have put 3 + 4 + 5 = 12 through.
+# Count the memory too: 8 places are taken from the first moment on, and 3 are never used. Keep that in mind.
 
 # %% [markdown] id="exercise-3-1-text"
 # ## Exercise 3.1 · A place to keep them
 #
 # {{exercise 3.1}}
 #
-# All memory is reserved in `__init__`, which is given: `self.kv[layer, 0]` holds a layer's keys, `self.kv[layer, 1]` its values, each
-# `[max_len, num_kv_heads, head_dim]`. `self.lengths[layer]` says how many tokens a layer holds. Each layer has a length of its own, because a
-# step goes through the layers one after another.
+# All memory is reserved in `__init__`, which is given: `self.kv[layer, 0]` holds a layer's keys, `self.kv[layer, 1]` its
+# values, each `[max_len, num_kv_heads, head_dim]`. `self.lengths[layer]` says how many tokens a layer holds. Each layer has a
+# length of its own, because a step goes through the layers one after another.
 #
-# - **`append(layer, k, v)`**: `k` and `v` are `[T, num_kv_heads, head_dim]`, the layer's next `T` tokens (T is the prompt's length at prefill, and 1
-#   after it). Write them behind those the layer has, and count them.
-# - If not all of them fit, raise a `ValueError` whose message names how many tokens the layer holds and `max_len`, both as numbers. Then nothing
-#   is kept and nothing counted. Filling the cache to its last place is fine.
-# - **`view(layer)`** returns `(keys, values)`, each `[S, num_kv_heads, head_dim]`, of the `S` tokens the layer holds. Return slices of the
-#   reserved memory, not copies: this is called in every layer of every step.
+# - **`append(layer, k, v)`**: `k` and `v` are `[T, num_kv_heads, head_dim]`, the layer's next `T` tokens (T is the prompt's
+#   length at prefill, and 1 after it). Write them behind those the layer has, and count them.
+# - If not all of them fit, raise a `ValueError` whose message names how many tokens the layer holds and `max_len`, both as
+#   numbers. Then nothing is kept and nothing counted. Filling the cache to its last place is fine.
+# - **`view(layer)`** returns `(keys, values)`, each `[S, num_kv_heads, head_dim]`, of the `S` tokens the layer holds. Return
+#   slices of the reserved memory, not copies: this is called in every layer of every step.
 
 # %% id="exercise-3-1" tags=["nbval-check-output"]
 from checks import check
@@ -173,12 +176,13 @@ check("3.1")
 #
 # {{exercise 3.2}}
 #
-# Write `generate_with_cache(model, token_ids, max_new_tokens, cache)`. Here `model(new_ids, positions, cache)` takes **only what is new**: 1-D
-# `int64` tensors of token ids and of their positions, equally long. It appends their keys and values to the cache and returns logits, one row
-# for each *new* token.
+# Write `generate_with_cache(model, token_ids, max_new_tokens, cache)`. Here `model(new_ids, positions, cache)` takes **only
+# what is new**: 1-D `int64` tensors of token ids and of their positions, equally long. It appends their keys and values to the
+# cache and returns logits, one row for each *new* token.
 #
 # - The first call gets the whole prompt `token_ids` (a list, at least one token), at positions 0, 1, 2, ...
-# - Each new token is the argmax of the last row. The next call gets that one token, at its position: the number of tokens before it.
+# - Each new token is the argmax of the last row. The next call gets that one token, at its position: the number of tokens
+#   before it.
 # - Return a list of the new tokens only, exactly `max_new_tokens` integers (at least 1). Do not stop early.
 # - One call for each new token, none besides: the last token need not go in. Leave the caller's list as it is.
 
@@ -208,9 +212,9 @@ check("3.2")
 #
 # {{exercise 3.3}}
 #
-# One decode step reads all weights of the model to make one token. Reading them once for eight requests makes eight. But a batch is a
-# rectangle, and prompts are not: `[5, 6, 7]`, `[8]` and `[9, 4]` have 3, 1 and 2 tokens. So the short ones get padding, **in front**: then the
-# last column holds everybody's newest token, and all can be continued there.
+# One decode step reads all weights of the model to make one token. Reading them once for eight requests makes eight. But a
+# batch is a rectangle, and prompts are not: `[5, 6, 7]`, `[8]` and `[9, 4]` have 3, 1 and 2 tokens. So the short ones get
+# padding, **in front**: then the last column holds everybody's newest token, and all can be continued there.
 #
 # ```text
 # token_ids    5  6  7        mask   T  T  T        positions   0  1  2
@@ -218,7 +222,8 @@ check("3.2")
 #              0  9  4               .  T  T                    .  0  1
 # ```
 #
-# **`left_pad(prompts)`** takes a list of lists of token ids (each has at least one) and returns three tensors `[B, T]`, T the longest length:
+# **`left_pad(prompts)`** takes a list of lists of token ids (each has at least one) and returns three tensors `[B, T]`, T the
+# longest length:
 #
 # - `token_ids`, int64: the prompts, with token id 0 as padding in front.
 # - `mask`, bool: True where a token of the prompt stands. Token id 0 may also be a real token.
@@ -254,10 +259,10 @@ check("3.3")
 #
 # {{exercise 3.4}}
 #
-# - **`kv_bytes_per_token(config, dtype_bytes)`**: the bytes of KV cache that one token keeps. `config` has `num_layers`, `num_heads` (query heads),
-#   `num_kv_heads` and `head_dim` (and `hidden_size`); a number takes `dtype_bytes` bytes.
-# - **`max_concurrency(memory_bytes, max_model_len, bytes_per_token)`**: how many requests fit into `memory_bytes` when each reserves
-#   `max_model_len` tokens up front. It may be 0.
+# - **`kv_bytes_per_token(config, dtype_bytes)`**: the bytes of KV cache that one token keeps. `config` has `num_layers`,
+#   `num_heads` (query heads), `num_kv_heads` and `head_dim` (and `hidden_size`); a number takes `dtype_bytes` bytes.
+# - **`max_concurrency(memory_bytes, max_model_len, bytes_per_token)`**: how many requests fit into `memory_bytes` when each
+#   reserves `max_model_len` tokens up front. It may be 0.
 #
 # All numbers are whole, some are larger than a float can hold exactly, and so are the results: return `int`.
 
@@ -291,11 +296,12 @@ for name in ("smollm2-135m", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"
 # %% [markdown] id="plug-in"
 # ## Plug it in
 #
-# Your cache, under the real model. `forward_with_cache` is the decoder of Lab 01 whose attention calls your `append` and `view` in each of its
-# layers.
+# Your cache, under the real model. `forward_with_cache` is the decoder of Lab 01 whose attention calls your `append` and `view`
+# in each of its layers.
 #
-# Is the text right? One call of the naive model over prompt and output says what greedy would have chosen after *every* token, so it
-# checks them all at once. (Up to rounding: in 2-byte numbers two logits can tie. Engines verify guesses in the same way, see Lab 10.)
+# Is the text right? One call of the naive model over prompt and output says what greedy would have chosen after *every* token,
+# so it checks them all at once. (Up to rounding: in 2-byte numbers two logits can tie. Engines verify guesses in the same way,
+# see Lab 10.)
 
 
 # %% id="plug-in-run"
@@ -327,8 +333,8 @@ def as_naive(prompt, output):
 print(f"\n{as_naive(prompt, output)} of {num_new} tokens are what the naive model would have chosen.")
 
 # %% [markdown] id="plug-in-batch-text"
-# And a static batch. Your `left_pad` makes the rectangle; your cache takes all sequences at once, since in a batch they all have the same
-# length. The loop around it is given: read it, it has a weakness that you will see in a moment.
+# And a static batch. Your `left_pad` makes the rectangle; your cache takes all sequences at once, since in a batch they all
+# have the same length. The loop around it is given: read it, it has a weakness that you will see in a moment.
 
 
 # %% id="plug-in-batch"
@@ -359,8 +365,8 @@ show_diff("attention/contiguous.py")
 # %% [markdown] id="experiment"
 # ## Experiment 1 · Time per token
 #
-# The same text, token by token. Your loop runs with its cache and every step is timed. Every so often we also time what Lab 02 would
-# have done for that very token: one call over everything so far. Watch the two part.
+# The same text, token by token. Your loop runs with its cache and every step is timed. Every so often we also time what Lab 02
+# would have done for that very token: one call over everything so far. Watch the two part.
 
 
 # %% id="experiment-measure"
@@ -425,9 +431,9 @@ ms_naive, ms_cached = draw_times(cached, naive, picture)
 print(tokenizer.decode(text + story[:40]), "...")
 
 # %% [markdown] id="experiment-reading"
-# The naive line climbs because each token pays for all before it. The cached line is nearly flat: each step puts one token through the
-# weights, and attention reads a few more notes. At the very left they may touch: for a handful of tokens, reading the weights is the whole
-# cost of either.
+# The naive line climbs because each token pays for all before it. The cached line is nearly flat: each step puts one token
+# through the weights, and attention reads a few more notes. At the very left they may touch: for a handful of tokens, reading
+# the weights is the whole cost of either.
 
 # %% id="experiment-save"
 save_result(
@@ -469,8 +475,8 @@ show(
 # %% [markdown] id="experiment-batch-text"
 # ## Experiment 3 · What a static batch wastes
 #
-# Eight requests in one batch, and each stops after a different number of tokens. The rectangle does not know: it runs until the longest is
-# done. Below is every token position your batch computed.
+# Eight requests in one batch, and each stops after a different number of tokens. The rectangle does not know: it runs until the
+# longest is done. Below is every token position your batch computed.
 
 # %% id="experiment-batch"
 rng = random.Random(3)
@@ -513,14 +519,14 @@ print(f"{8 * num_new} tokens, one request after another: {alone / 1000:.1f} s")
 print(f"{8 * num_new} tokens, in one batch: {together / 1000:.1f} s, {alone / together:.1f} times as fast")
 
 # %% [markdown] id="experiment-batch-reading"
-# Both are true: batching is faster, for weights are read once for all, and much of the rectangle is wasted. Lab 05 gets rid of the
-# rectangle. First, memory.
+# Both are true: batching is faster, for weights are read once for all, and much of the rectangle is wasted. Lab 05 gets rid of
+# the rectangle. First, memory.
 
 # %% [markdown] id="experiment-memory-text"
 # ## Experiment 4 · How many fit?
 #
-# 64 GiB are left for the cache. Each request reserves `max_model_len` tokens when it arrives, as your class does. `max_model_len` is a setting;
-# how long texts really are is not up to us.
+# 64 GiB are left for the cache. Each request reserves `max_model_len` tokens when it arrives, as your class does.
+# `max_model_len` is a setting; how long texts really are is not up to us.
 
 # %% id="experiment-memory"
 recall("3.p2")
@@ -553,7 +559,8 @@ show(
 )
 
 # %% [markdown] id="experiment-used-text"
-# And how much of that memory is ever written? Draw a thousand request lengths, most short, a few long, as chat traffic has them.
+# And how much of that memory is ever written? Draw a thousand request lengths, most short, a few long, as chat traffic has
+# them.
 
 # %% id="experiment-used" tags=["nbval-check-output"]
 rng = random.Random(0)
@@ -568,16 +575,16 @@ for length in (4096, 131072):
 # %% [markdown] id="mistakes"
 # ## Common mistakes
 #
-# - **"128k, just in case."** A reservation costs what it reserves, not what is used. With a contiguous cache, `max_model_len` divides the number of
-#   users.
-# - **Position 0 for every decoded token.** The shape is right, the text is fluent, and it is wrong: to the model the newest word stands at
-#   the beginning. A token's position is the number of tokens before it.
+# - **"128k, just in case."** A reservation costs what it reserves, not what is used. With a contiguous cache, `max_model_len`
+#   divides the number of users.
+# - **Position 0 for every decoded token.** The shape is right, the text is fluent, and it is wrong: to the model the newest
+#   word stands at the beginning. A token's position is the number of tokens before it.
 # - **One length for all layers.** Within a step layer 0 already holds the new token while layer 1 does not.
 # - **Passing the whole sequence again.** The cache then holds everything twice.
 # - **Growing the cache with `torch.cat`.** It works, and copies the whole cache in every layer of every step.
 # - **Counting query heads.** Grouped-query attention keeps KV heads only; Llama 3 has a quarter or an eighth as many.
-# - **Hiding padding from everybody, itself included.** A softmax over nothing is NaN, and NaN in a cache spreads. See `visible_columns` in
-#   `minivllm/attention/contiguous.py`.
+# - **Hiding padding from everybody, itself included.** A softmax over nothing is NaN, and NaN in a cache spreads. See
+#   `visible_columns` in `minivllm/attention/contiguous.py`.
 
 # %% [markdown] id="help"
 # ## Help: I get ...
@@ -598,7 +605,8 @@ for length in (4096, 131072):
 # %% [markdown] id="check-yourself"
 # ## Check yourself
 #
-# Write the letter, or the number, in place of the question mark and run the cell. Every answer is explained, also the wrong ones.
+# Write the letter, or the number, in place of the question mark and run the cell. Every answer is explained, also the wrong
+# ones.
 #
 # {{question 3.q1}}
 
@@ -627,24 +635,28 @@ quiz("3.q4", lambda layers, kv_heads: 2 * layers * kv_heads * 128 * 2)
 # ## Key takeaways
 #
 # - A causal mask makes keys and values final, so they are kept. Each token goes through the model once.
-# - Prefill fills the cache and decides TTFT, where a cache gains nothing. Decode reads it and decides TPOT, where it gains nearly everything.
+# - Prefill fills the cache and decides TTFT, where a cache gains nothing. Decode reads it and decides TPOT, where it gains
+#   nearly everything.
 # - A static batch shares the reading of weights and wastes what its rectangle pads.
-# - A token keeps `2 * layers * KV heads * head_dim` numbers. Reserving for the longest possible text, not the weights, decides how few users fit.
+# - A token keeps `2 * layers * KV heads * head_dim` numbers. Reserving for the longest possible text, not the weights, decides
+#   how few users fit.
 
 # %% [markdown] id="further"
 # ## Further learning
 #
-# - Pope et al., *Efficiently Scaling Transformer Inference* (2022), arXiv:2211.05102: prefill and decode as two different problems, and what
-#   limits each.
+# - Pope et al., *Efficiently Scaling Transformer Inference* (2022), arXiv:2211.05102: prefill and decode as two different
+#   problems, and what limits each.
 # - Ainslie et al., *GQA* (2023), arXiv:2305.13245: fewer KV heads, a smaller cache, nearly the same answers.
-# - DeepSeek-AI, *DeepSeek-V2* (2024), arXiv:2405.04434, section 2.1: a cache of compressed notes, made for exactly the price you computed.
+# - DeepSeek-AI, *DeepSeek-V2* (2024), arXiv:2405.04434, section 2.1: a cache of compressed notes, made for exactly the price
+#   you computed.
 # - `minivllm/attention/contiguous.py`: the two forward passes that called your cache, 20 lines each.
 
 # %% [markdown] id="next"
 # ## Next: Lab 04, paged KV
 #
-# Reserved for the longest, used by the shortest: nearly all of that memory holds nothing. Operating systems met this problem sixty years
-# ago, and their answer was pages. Next you hand out the cache in small blocks, and several times as many requests fit into the same memory.
+# Reserved for the longest, used by the shortest: nearly all of that memory holds nothing. Operating systems met this problem
+# sixty years ago, and their answer was pages. Next you hand out the cache in small blocks, and several times as many requests
+# fit into the same memory.
 
 # %% id="journey"
 journey()

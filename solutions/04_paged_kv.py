@@ -18,15 +18,15 @@
 # %% [markdown] id="title"
 # # Lab 04 · Paged KV
 #
-# In Lab 03 each request reserved memory for the longest text it might become, and used a fraction of it. Today you hand memory out in small
-# blocks, when a token needs one. You write the pool, the rule for when a block is needed, the arithmetic that finds a token again, and
-# attention that reads through it. At the end an engine serves text with your five parts in it.
+# In Lab 03 each request reserved memory for the longest text it might become, and used a fraction of it. Today you hand memory
+# out in small blocks, when a token needs one. You write the pool, the rule for when a block is needed, the arithmetic that
+# finds a token again, and attention that reads through it. At the end an engine serves text with your five parts in it.
 
 # %% [markdown] id="box"
 # {{box}}
 #
-# Run the cells from top to bottom with Shift+Enter. Each exercise is one cell: write your code where it says
-# `raise NotImplementedError`, run the cell, and it tells you at once whether the answer is right. `hint("4.1")` gives a hint.
+# Run the cells from top to bottom with Shift+Enter. Each exercise is one cell: write your code where it says `raise
+# NotImplementedError`, run the cell, and it tells you at once whether the answer is right. `hint("4.1")` gives a hint.
 
 # %% id="setup"
 import random
@@ -53,21 +53,21 @@ lab = start("04")
 # %% [markdown] id="big-idea"
 # ## The big idea
 #
-# A hotel takes bookings for groups. Nobody says how many will come, so for each group it blocks a whole floor. Eight groups, eight floors, and the
-# hotel is full, though most rooms are empty. The new manager hands out single rooms, as guests arrive, wherever one is free, and keeps a list at the
-# desk: group A, rooms 12, 3, 47. Now the hotel is full when its rooms are full.
+# A hotel takes bookings for groups. Nobody says how many will come, so for each group it blocks a whole floor. Eight groups,
+# eight floors, and the hotel is full, though most rooms are empty. The new manager hands out single rooms, as guests arrive,
+# wherever one is free, and keeps a list at the desk: group A, rooms 12, 3, 47. Now the hotel is full when its rooms are full.
 #
-# A room is a **block**: `block_size` token slots of the cache. The list is the **block table** of a request. The desk is the **block pool**. Operating
-# systems have managed memory this way since the 1960s; vLLM brought it to the KV cache.
+# A room is a **block**: `block_size` token slots of the cache. The list is the **block table** of a request. The desk is the
+# **block pool**. Operating systems have managed memory this way since the 1960s; vLLM brought it to the KV cache.
 #
 # ```text
 # position of a token     0 1 2 3 | 4 5 6 7 | 8 9 . .          block size 4
 # block table             [ 7,        3,        9 ]            token 6: entry 1, so block 3, row 2
 # ```
 #
-# **Where the picture breaks.** Guests mind the way between their rooms; a GPU hardly minds. A hotel knows when a guest leaves; an engine may have to put
-# a request out in the middle of its stay, when all rooms are taken and everybody's group grows (Lab 05). And two groups never share a room, but
-# two requests that begin with the same words can share blocks (Lab 07).
+# **Where the picture breaks.** Guests mind the way between their rooms; a GPU hardly minds. A hotel knows when a guest leaves;
+# an engine may have to put a request out in the middle of its stay, when all rooms are taken and everybody's group grows (Lab
+# 05). And two groups never share a room, but two requests that begin with the same words can share blocks (Lab 07).
 
 # %% [markdown] id="predict"
 # ## Predict first
@@ -88,7 +88,8 @@ predict("4.p2", "little")
 # %% [markdown] id="example"
 # ## A small example, by hand
 #
-# Block size 4, and three requests: A has 6 tokens, B has 3, C has 9; none may become longer than 12. Here is one cache of 36 slots, used in both ways.
+# Block size 4, and three requests: A has 6 tokens, B has 3, C has 9; none may become longer than 12. Here is one cache of 36
+# slots, used in both ways.
 
 # %% id="example-layouts"
 from matplotlib.patches import Rectangle
@@ -105,7 +106,15 @@ def draw_slots(axes, rows, title):
             shade = {"facecolor": colour, "alpha": 1.0 if position is not None else 0.25} if owner else {"facecolor": "#ffffff"}
             axes.add_patch(Rectangle((x + x // 4 * 0.25, y * 1.25), 1, 1, edgecolor="#888888", linewidth=0.6, **shade))
             if position is not None:
-                axes.text(x + x // 4 * 0.25 + 0.5, y * 1.25 + 0.5, f"{owner}{position}", ha="center", va="center", fontsize=7, color="white")
+                axes.text(
+                    x + x // 4 * 0.25 + 0.5,
+                    y * 1.25 + 0.5,
+                    f"{owner}{position}",
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white",
+                )
     axes.set(xlim=(-0.1, 12.6), ylim=(3.8, -0.1), xticks=[], yticks=[], aspect="equal")
     axes.set_title(title, loc="left", fontsize=10)
     axes.spines[:].set_visible(False)
@@ -134,11 +143,13 @@ show(
 )
 
 # %% [markdown] id="example-by-hand"
-# Full colour is a token, pale is taken and empty, white is free. Reserved, nothing is left for a fourth request. Paged, blocks 7 and 8 are free (block 0
-# is nobody's, see below). Check by hand, with the tables A `[1, 2]`, B `[3]`, C `[4, 5, 6]`:
+# Full colour is a token, pale is taken and empty, white is free. Reserved, nothing is left for a fourth request. Paged, blocks
+# 7 and 8 are free (block 0 is nobody's, see below). Check by hand, with the tables A `[1, 2]`, B `[3]`, C `[4, 5, 6]`:
 #
-# - Where is C's token 8? Position 8 is entry 8 // 4 = 2 of the table, so block 6, row 8 % 4 = 0. All rows numbered in one go it is **slot** 6 * 4 + 0 = 24.
-# - A writes its seventh token. Does it need a block? Block 2 has room: no. And its ninth? Yes, block 7: its table becomes `[1, 2, 7]`.
+# - Where is C's token 8? Position 8 is entry 8 // 4 = 2 of the table, so block 6, row 8 % 4 = 0. All rows numbered in one go it
+#   is **slot** 6 * 4 + 0 = 24.
+# - A writes its seventh token. Does it need a block? Block 2 has room: no. And its ninth? Yes, block 7: its table becomes `[1,
+#   2, 7]`.
 # - B ends, and D comes with 5 tokens. It gets blocks 8 and 3: not neighbours, and it does not matter.
 
 # %% [markdown] id="exercise-4-1-text"
@@ -146,17 +157,20 @@ show(
 #
 # {{exercise 4.1}}
 #
-# A block is a `KVCacheBlock`: it has a `block_id`, and a `ref_cnt` that counts the tables which hold it. Here it is 0 or 1, until Lab 07 lets requests
-# share. Block 0 is the **null block**: it is never handed out, so that padding can be written somewhere.
+# A block is a `KVCacheBlock`: it has a `block_id`, and a `ref_cnt` that counts the tables which hold it. Here it is 0 or 1,
+# until Lab 07 lets requests share. Block 0 is the **null block**: it is never handed out, so that padding can be written
+# somewhere.
 #
-# **`allocate(n)`** returns a list of `n` blocks that nobody held, and sets their `ref_cnt` to 1. They are not free any more. `n` may be 0. If fewer than `n` are
-# free, it raises a `ValueError` whose message names `n` and the number of free blocks, and takes nothing.
+# **`allocate(n)`** returns a list of `n` blocks that nobody held, and sets their `ref_cnt` to 1. They are not free any more.
+# `n` may be 0. If fewer than `n` are free, it raises a `ValueError` whose message names `n` and the number of free blocks, and
+# takes nothing.
 #
-# **`free(blocks)`** takes one from the `ref_cnt` of each block in the list. One that nobody holds any more (0) is free again and can be handed out again; one that
-# somebody still holds is not. A block whose `ref_cnt` is 0 already, like the null block's, raises a `ValueError`.
+# **`free(blocks)`** takes one from the `ref_cnt` of each block in the list. One that nobody holds any more (0) is free again
+# and can be handed out again; one that somebody still holds is not. A block whose `ref_cnt` is 0 already, like the null
+# block's, raises a `ValueError`.
 #
-# In which order free blocks are handed out is up to you. Keep `num_free_blocks` right, and leave the line `capabilities` as it is: it tells the engine what
-# this pool can do.
+# In which order free blocks are handed out is up to you. Keep `num_free_blocks` right, and leave the line `capabilities` as it
+# is: it tells the engine what this pool can do.
 
 # %% id="exercise-4-1" tags=["nbval-check-output"]
 from checks import check
@@ -209,15 +223,17 @@ check("4.1")
 #
 # {{exercise 4.2}}
 #
-# The manager keeps the block tables: `self.req_to_blocks` maps a request's id (`request.request_id`) to the list of its blocks, in the order of its tokens. A
-# request without blocks may have no entry.
+# The manager keeps the block tables: `self.req_to_blocks` maps a request's id (`request.request_id`) to the list of its blocks,
+# in the order of its tokens. A request without blocks may have no entry.
 #
 # **`allocate_slots(request, num_new_tokens)`** makes room for the request's next tokens. Afterwards it must have slots for
 # `request.num_computed_tokens + num_new_tokens` tokens in all, and no block more than these need.
 #
-# - Take what is missing from `self.block_pool` (its `allocate` and `num_free_blocks` are those of exercise 4.1), put the new blocks behind those the request has,
-#   and return a list of **the new blocks only**. Often that is `[]`: the last block has room, or the request holds more than it needs.
-# - If the pool has too few, return `None` and change nothing: no block is taken, no table changes. Somebody else decides what to do then.
+# - Take what is missing from `self.block_pool` (its `allocate` and `num_free_blocks` are those of exercise 4.1), put the new
+#   blocks behind those the request has, and return a list of **the new blocks only**. Often that is `[]`: the last block has
+#   room, or the request holds more than it needs.
+# - If the pool has too few, return `None` and change nothing: no block is taken, no table changes. Somebody else decides what
+#   to do then.
 # - `num_new_tokens` is at least 1: 1 in a decode step, the whole prompt in a prefill.
 
 # %% id="exercise-4-2" tags=["nbval-check-output"]
@@ -255,8 +271,9 @@ class KVCacheManager:
 check("4.2")
 
 # %% [markdown] id="replay-text"
-# The example from above, with your pool and your tables: A, B and C arrive, A grows to nine tokens, B ends, D comes with five. (Your pool may choose other
-# numbers.)
+# The example from above, with your pool and your tables: A, B and C arrive, A grows to nine tokens, B ends, D comes with five.
+# (Your pool may choose other numbers.)
+
 
 # %% id="replay"
 def new_manager(num_blocks, block_size):
@@ -296,10 +313,12 @@ print(f"free: {manager.block_pool.num_free_blocks} of 8")
 #
 # A slot numbers the rows of all blocks in one go: row `r` of block `b` is slot `b * block_size + r`.
 #
-# **`slot_mapping(positions, block_table, block_size)`** returns the slots of a sequence's tokens at `positions`, an array as long as `positions`. Both inputs are 1-D NumPy
-# arrays of integers; the block table holds block ids. Positions come in any order, need not start at 0, and there may be none. Leave the inputs as they are.
+# **`slot_mapping(positions, block_table, block_size)`** returns the slots of a sequence's tokens at `positions`, an array as
+# long as `positions`. Both inputs are 1-D NumPy arrays of integers; the block table holds block ids. Positions come in any
+# order, need not start at 0, and there may be none. Leave the inputs as they are.
 #
-# The engine calls this in every step with all tokens of a batch, so it should be arithmetic on whole arrays. (A loop passes too.)
+# The engine calls this in every step with all tokens of a batch, so it should be arithmetic on whole arrays. (A loop passes
+# too.)
 
 # %% id="exercise-4-3" tags=["nbval-check-output"]
 from checks import check
@@ -318,11 +337,13 @@ check("4.3")
 #
 # {{exercise 4.4}}
 #
-# The cache of one layer is a single tensor for all requests: `kv_cache` is `[2, num_blocks, block_size, num_kv_heads, head_dim]`, contiguous, keys at index 0 and values at index 1.
+# The cache of one layer is a single tensor for all requests: `kv_cache` is `[2, num_blocks, block_size, num_kv_heads,
+# head_dim]`, contiguous, keys at index 0 and values at index 1.
 #
-# **`write_kv(key, value, kv_cache, slot_mapping)`** writes `key` and `value` (`[T, num_kv_heads, head_dim]` of a step's T tokens, of any requests) into it, in place: token `t` goes to
-# slot `slot_mapping[t]` (int64 `[T]`). Every other slot stays as it is, except those of block 0: padding is written there, also several tokens to one slot, and what it holds does
-# not matter. It returns nothing, and leaves the other inputs as they are.
+# **`write_kv(key, value, kv_cache, slot_mapping)`** writes `key` and `value` (`[T, num_kv_heads, head_dim]` of a step's T
+# tokens, of any requests) into it, in place: token `t` goes to slot `slot_mapping[t]` (int64 `[T]`). Every other slot stays as
+# it is, except those of block 0: padding is written there, also several tokens to one slot, and what it holds does not matter.
+# It returns nothing, and leaves the other inputs as they are.
 
 # %% id="exercise-4-4" tags=["nbval-check-output"]
 from checks import check
@@ -346,11 +367,12 @@ check("4.4")
 # **`paged_decode(q, kv_cache, block_tables, seq_lens)`** returns attention for each of them, `[B, H, D]` in `q`'s dtype.
 #
 # - `q` is `[B, H, D]`: one query for each sequence and head. `kv_cache` is as in 4.4.
-# - `block_tables` is int32 `[B, M]`: row `i` holds sequence `i`'s blocks, in order, and 0 behind them. `seq_lens` is int32 `[B]` (each at least 1): how many tokens it has, the new one included. It sees
-#   all of them, and none beyond.
-# - For each head: softmax over its tokens of `q · key / sqrt(D)`, then the weighted sum of the values. `H` is a multiple of `num_kv_heads`: query head `h` reads KV head
-#   `h // (H // num_kv_heads)`.
-# - Slots beyond a sequence's tokens hold what an earlier owner left, **perhaps NaN**, and `0 * NaN` is NaN. Inputs stay as they are.
+# - `block_tables` is int32 `[B, M]`: row `i` holds sequence `i`'s blocks, in order, and 0 behind them. `seq_lens` is int32
+#   `[B]` (each at least 1): how many tokens it has, the new one included. It sees all of them, and none beyond.
+# - For each head: softmax over its tokens of `q · key / sqrt(D)`, then the weighted sum of the values. `H` is a multiple of
+#   `num_kv_heads`: query head `h` reads KV head `h // (H // num_kv_heads)`.
+# - Slots beyond a sequence's tokens hold what an earlier owner left, **perhaps NaN**, and `0 * NaN` is NaN. Inputs stay as they
+#   are.
 #
 # A loop over sequences is fine. If `q` is bfloat16, compute in float32 and return bfloat16.
 
@@ -380,8 +402,9 @@ check("4.5")
 # %% [markdown] id="plug-in"
 # ## Plug it in
 #
-# Five parts: the pool, the manager, the slots, the write, the read. `components()` collects the ones that passed, and `LLM(components=...)` uses them in place of
-# its own. Your pool said what it can do, so the engine switches off what it cannot yet do. Look at the log.
+# Five parts: the pool, the manager, the slots, the write, the read. `components()` collects the ones that passed, and
+# `LLM(components=...)` uses them in place of its own. Your pool said what it can do, so the engine switches off what it cannot
+# yet do. Look at the log.
 
 # %% id="plug-in-run"
 import logging
@@ -392,9 +415,7 @@ logging.getLogger("minivllm").handlers = [handler]  # one, also if this cell run
 logging.getLogger("minivllm").setLevel(logging.INFO)
 
 mine = components()
-for line in mine.describe().splitlines():
-    if line.split()[0] in mine:
-        print(line)
+print("\n".join(line for line in mine.describe().splitlines() if line.split()[0] in mine))
 
 llm = None  # if this cell runs twice, the first engine goes before the second comes
 llm = LLM(lab.model, components=mine, dtype="float32", max_model_len=1024, num_gpu_blocks_override=129)
@@ -406,7 +427,8 @@ for question, answer in zip(questions, answers):
     print(f"\n{question}\n  {answer.text.strip()}")
 
 # %% [markdown] id="plug-in-same-text"
-# Four conversations at once, out of one shared cache. Are these the right words? The same questions, to an engine made of minivllm's parts alone. (In float32, so that rounding does not decide.)
+# Four conversations at once, out of one shared cache. Are these the right words? The same questions, to an engine made of
+# minivllm's parts alone. (In float32, so that rounding does not decide.)
 
 # %% id="plug-in-same"
 llm = None
@@ -417,7 +439,8 @@ same = sum(answer.token_ids == other.token_ids for answer, other in zip(answers,
 print(f"{same} of {len(answers)} answers are the same, token for token")
 
 # %% [markdown] id="plug-in-diff"
-# What you changed in the engine's manager ("+" lines are yours, "-" lines minivllm's). Much of what you see go is Lab 07: blocks that are shared.
+# What you changed in the engine's manager ("+" lines are yours, "-" lines minivllm's). Much of what you see go is Lab 07:
+# blocks that are shared.
 
 # %% id="plug-in-show-diff"
 show_diff("core/kv_cache_manager.py")
@@ -425,8 +448,9 @@ show_diff("core/kv_cache_manager.py")
 # %% [markdown] id="experiment"
 # ## Experiment 1 · The same memory
 #
-# A cache for 16,384 tokens, and a queue of requests with real-looking lengths: most short, a few long, at most 2,048 tokens. We serve them twice: with 8 reservations of 2,048
-# tokens, and with your pool and manager. No model runs here; it is all about who holds what.
+# A cache for 16,384 tokens, and a queue of requests with real-looking lengths: most short, a few long, at most 2,048 tokens. We
+# serve them twice: with 8 reservations of 2,048 tokens, and with your pool and manager. No model runs here; it is all about who
+# holds what.
 
 # %% id="experiment-serve"
 SLOTS, LONGEST = 16384, 2048
@@ -451,43 +475,48 @@ def serve_reserved(asked, steps):
 
 
 def serve_paged(asked, steps, block_size):
-    """Your pool and manager. Returns the manager, its running requests, and shares of slots in use at each step."""
+    """Your pool and manager. Returns the manager, and (requests, tokens, allocated slots) after each step."""
     manager = new_manager(SLOTS // block_size + 1, block_size)  # one more: the null block
-    waiting = [(new_request(str(i), p), p + o) for i, (p, o) in enumerate(asked)]
+    waiting = [(new_request(str(i), prompt), prompt + output) for i, (prompt, output) in enumerate(asked)]
     running, history = [], []
     for _ in range(steps):
         for request, end in [r for r in running if r[0].num_computed_tokens >= r[1]]:
             manager.free(request)
             running.remove((request, end))
-        for request, _ in running:
-            give_slots(manager, request, 1)  # no block free: it waits for this step
-        spare = 0.02 * SLOTS / block_size  # some air, so that those who run can grow
+        for request, end in list(running):
+            while (request, end) in running and not give_slots(manager, request, 1):
+                newest, its_end = running.pop()  # no block is free: the newest request has to give way (Lab 05)
+                manager.free(newest)
+                waiting.insert(0, (new_request(newest.request_id, newest.num_computed_tokens), its_end))
         while waiting:
-            prompt = waiting[0][0].num_prompt_tokens
-            if manager.block_pool.num_free_blocks - prompt / block_size < spare or not give_slots(manager, waiting[0][0], prompt):
-                break
+            request = waiting[0][0]
+            spare = manager.block_pool.num_free_blocks - request.num_prompt_tokens / block_size
+            if spare < len(running) or not give_slots(manager, request, request.num_prompt_tokens):
+                break  # a free block is left for everybody who runs, so that they can grow
             running.append(waiting.pop(0))
         tokens = sum(request.num_computed_tokens for request, _ in running)
         history.append((len(running), tokens, SLOTS - manager.block_pool.num_free_blocks * block_size))
-    return manager, [request for request, _ in running], history
+    return manager, history
 
 
 asked = make_requests(400)
 reserved = serve_reserved(asked, steps=300)
-manager, running, history = serve_paged(asked, steps=300, block_size=16)
-used = [sum(reserved) / SLOTS, history[-1][1] / SLOTS]
+manager, history = serve_paged(asked, steps=300, block_size=16)
+num_paged, tokens, _ = history[-1]
+used = [sum(reserved) / SLOTS, tokens / SLOTS]
 print(f"reserved: {len(reserved)} requests at once, {used[0]:.0%} of the memory holds a token")
-print(f"paged:    {len(running)} requests at once, {used[1]:.0%} of the memory holds a token")
+print(f"paged:    {num_paged} requests at once, {used[1]:.0%} of the memory holds a token")
 
 # %% [markdown] id="experiment-map-text"
-# And this is what the memory looks like at that moment. Each small square is a block of 16 tokens, and its colour says whose it is, read from the reservations on the left and
-# from your own block tables on the right.
+# And this is what the memory looks like at that moment. Each small square is a block of 16 tokens, and its colour says whose it
+# is, read from the reservations on the left and from your own block tables on the right.
 
 # %% id="experiment-map"
+from matplotlib.colors import to_rgb
+
 recall("4.p1")
-palette = [tuple(int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)) for c in ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")]
+palette = [to_rgb(c) for c in ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")]
 palette += [tuple(0.55 * x for x in colour) for colour in palette]  # darker ones: fourteen colours, then they repeat
-WHITE = (1.0, 1.0, 1.0)
 
 grid_reserved = torch.ones(1024, 3)
 for i, tokens in enumerate(reserved):
@@ -504,7 +533,7 @@ axes.remove()
 for axes, grid, title in zip(
     figure.subplots(1, 2),
     (grid_reserved, grid_paged),
-    (f"Reserved: {len(reserved)} requests, {used[0]:.0%} used", f"Paged: {len(running)} requests, {used[1]:.0%} used"),
+    (f"Reserved: {len(reserved)} requests, {used[0]:.0%} used", f"Paged: {num_paged} requests, {used[1]:.0%} used"),
 ):
     axes.imshow(grid.view(32, 32, 3), interpolation="nearest")
     axes.set(xticks=[], yticks=[])
@@ -512,56 +541,59 @@ for axes, grid, title in zip(
 show(
     figure,
     alt=f"Two maps of the same 1,024 blocks. Left, reserved: {len(reserved)} bands of 128 blocks, each begun in a strong colour and pale for the rest,"
-    f" {used[0]:.0%} in use. Right, paged: the blocks of {len(running)} requests in all colours, mixed like a mosaic, with"
+    f" {used[0]:.0%} in use. Right, paged: the blocks of {num_paged} requests in all colours, mixed like a mosaic, with"
     f" {manager.block_pool.num_free_blocks} white ones free, {used[1]:.0%} in use.",
 )
 
 # %% [markdown] id="experiment-map-reading"
-# Nothing was added, and several times as many requests are inside. The mosaic looks untidy, and that is the point: no block has to lie beside another, so no gap
-# is ever too small.
+# Nothing was added, and several times as many requests are inside. The mosaic looks untidy, and that is the point: no block has
+# to lie beside another, so no gap is ever too small.
 
 # %% [markdown] id="experiment-block-size-text"
 # ## Experiment 2 · Which block size?
 #
-# The same requests with block sizes from 1 to 256. Three things can be measured: slots that are allocated and empty, requests that fit, and the time your `paged_decode` takes for
-# the same tokens cut into such blocks.
+# The same requests with block sizes from 1 to 256. Three things can be measured: slots that are allocated and empty, requests
+# that fit, and the time to read keys and values through the tables, which is the copy your `paged_decode` begins with.
 
 # %% id="experiment-block-size"
 config = lab.load_decoder().config
 sizes = [1, 4, 16, 64, 256] if lab.fast else [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
-def decode_milliseconds(block_size, batch=16, seq_len=512):
-    """Median time of your paged_decode for one layer of the model: `batch` sequences in blocks all over the cache."""
+def read_milliseconds(block_size, batch=16, seq_len=512):
+    """Median time to read one layer's keys and values of `batch` sequences, in blocks all over the cache."""
     blocks_each = seq_len // block_size
     shuffled = torch.randperm(batch * blocks_each, generator=torch.Generator().manual_seed(0)) + 1
-    tables = shuffled.view(batch, blocks_each).int().to(lab.device)
+    tables = shuffled.view(batch, blocks_each).to(lab.device)
     shape = (2, batch * blocks_each + 1, block_size, config.num_kv_heads, config.head_dim)
-    kv_cache = torch.randn(shape, device=lab.device).to(lab.dtype)
-    q = torch.randn(batch, config.num_heads, config.head_dim, device=lab.device).to(lab.dtype)
-    seq_lens = torch.full((batch,), seq_len, dtype=torch.int32, device=lab.device)
+    kv_cache = torch.ones(shape, device=lab.device, dtype=lab.dtype)
     times = []
-    for _ in range(4 if lab.fast else 15):
+    for _ in range(8 if lab.fast else 40):
         started = time.perf_counter()
-        paged_decode(q, kv_cache, tables, seq_lens).sum().item()  # .item() waits for a GPU
+        kv_cache[:, tables][0, 0, 0, 0, 0, 0].item()  # .item() waits for a GPU
         times.append((time.perf_counter() - started) * 1000)
     return statistics.median(times[1:])
 
 
 rows = {}
 for size in sizes:
-    _, _, history = serve_paged(asked, steps=300, block_size=size)
-    late = history[150:]  # full by then
-    waste = 1 - sum(tokens for _, tokens, _ in late) / sum(slots for _, _, slots in late)
-    rows[size] = (100 * waste, statistics.mean(n for n, _, _ in late), decode_milliseconds(size))
-    print(f"block size {size:3}: {rows[size][0]:5.1f} % empty, {rows[size][1]:5.1f} requests, table of {-(-512 // size):3} entries for 512 tokens, {rows[size][2]:6.2f} ms")
+    _, history = serve_paged(asked, steps=300, block_size=size)
+    requests, tokens, slots = (statistics.mean(column) for column in zip(*history[150:]))  # the pool is full by then
+    rows[size] = {"empty": 100 * (1 - tokens / slots), "requests": requests, "ms": read_milliseconds(size)}
+    print(
+        f"block size {size:3}: {rows[size]['empty']:4.1f} % of allocated slots empty, {requests:4.1f} requests at once,"
+        f" {-(-512 // size):3} table entries for 512 tokens, {rows[size]['ms']:6.2f} ms to read"
+    )
 
 # %% id="experiment-block-size-plot"
 recall("4.p2")
 figure, axes = new_figure(width=8.0, height=3.0)
 axes.remove()
 left, right = figure.subplots(1, 2)
-for axes, column, label in ((left, 0, "% of allocated slots empty"), (right, 2, "ms, paged_decode of one layer")):
+for axes, column, label in (
+    (left, "empty", "% of allocated slots empty"),
+    (right, "ms", "ms to read 16 x 512 tokens of a layer"),
+):
     axes.plot(sizes, [row[column] for row in rows.values()], marker="o", color="#0072B2")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, sizes)
@@ -572,26 +604,30 @@ for axes, column, label in ((left, 0, "% of allocated slots empty"), (right, 2, 
     axes.grid(axis="y", color="#dddddd")
 show(
     figure,
-    alt="Two curves against the block size. Empty slots: " + ", ".join(f"{row[0]:.1f} % at {size}" for size, row in rows.items())
-    + ". Time of paged_decode: " + ", ".join(f"{row[2]:.2f} ms at {size}" for size, row in rows.items()) + ".",
+    alt="Two curves against the block size. Empty slots: "
+    + ", ".join(f"{row['empty']:.1f} % at {size}" for size, row in rows.items())
+    + ". Time to read: "
+    + ", ".join(f"{row['ms']:.2f} ms at {size}" for size, row in rows.items())
+    + ".",
 )
 
 # %% [markdown] id="experiment-block-size-reading"
-# The waste is half a block per request, so it doubles with the size, and is a few percent at 16. Small blocks cost time where memory is read in pieces: if the right curve is flat on your
-# machine, then other work hides it here (your `paged_decode` copies every block before it multiplies, whatever the size). Sharing, in Lab 07, will also want small blocks. So
-# engines use 16 or 32.
+# The waste is half a block per request, so it doubles with the size, and is a few percent at 16. On the right, block size 1
+# reads every token by itself; from about 8 on the pieces are large enough. (If that curve is flat on your machine, something
+# else takes longer there than the memory does.) Sharing, in Lab 07, will also want small blocks. So engines use 16 or 32.
 
 # %% [markdown] id="experiment-speed-text"
 # ## Experiment 3 · What it buys
 #
-# More requests in the same memory means more requests in a batch. Take the memory of **one** reservation of 2,048 tokens. Lab 03's engine serves one request in it, then the next. Yours takes
-# them all at once.
+# More requests in the same memory means more requests in a batch. Take the memory of **one** reservation of 2,048 tokens. Lab
+# 03's engine serves one request in it, then the next. Yours takes them all at once.
 
 # %% id="experiment-speed"
 num_requests, num_new = (8, 8) if lab.fast else (16, 32)
 rng = random.Random(1)
 prompts = [[rng.randrange(100, 10000) for _ in range(rng.randint(8, 60))] for _ in range(num_requests)]
-decoder, logging_level = lab.load_decoder(), logging.getLogger("minivllm").setLevel(logging.WARNING)
+decoder = lab.load_decoder()
+logging.getLogger("minivllm").setLevel(logging.WARNING)
 
 
 def one_after_another():
@@ -606,40 +642,53 @@ def one_after_another():
             new = [int(logits[-1].argmax())]
 
 
+def all_at_once():
+    """Your parts in the engine; its pool holds as many tokens as the one cache above."""
+    llm.generate(prompts, params, use_tqdm=False)
+
+
+def alone():
+    llm.generate(prompts[:1], params, use_tqdm=False)
+
+
 params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
 dtype = str(lab.dtype).removeprefix("torch.")
 llm = LLM(lab.model, components=mine, dtype=dtype, max_model_len=2048, num_gpu_blocks_override=129)
 speeds = {}
-for name, run in (("contiguous, one at a time", one_after_another), (f"paged, {num_requests} at once", lambda: llm.generate(prompts, params, use_tqdm=False))):
+for run, count, name in (
+    (one_after_another, num_requests, "contiguous, one after another"),
+    (all_at_once, num_requests, f"paged, {num_requests} at once"),
+    (alone, 1, "paged, one alone"),
+):
     started = time.perf_counter()
     run()
-    speeds[name] = num_requests * num_new / (time.perf_counter() - started)
-    print(f"{name:26} {speeds[name]:7.1f} tokens/s")
-alone = time.perf_counter()
-llm.generate(prompts[:1], params, use_tqdm=False)
-speeds["paged, alone"] = num_new / (time.perf_counter() - alone)
-print(f"{'paged, one request alone':26} {speeds['paged, alone']:7.1f} tokens/s")
+    speeds[name] = count * num_new / (time.perf_counter() - started)
+    print(f"{name:30} {speeds[name]:7.1f} tokens/s")
 llm = None
 save_result(
     "04",
     tokens_per_second=speeds[f"paged, {num_requests} at once"],
     what=f"paged KV, {num_requests} requests at once",
-    data={"device": lab.device, "dtype": str(lab.dtype), "model": lab.model, "speeds": speeds, "block_sizes": {str(k): v for k, v in rows.items()}},
+    data={"device": lab.device, "dtype": dtype, "model": lab.model, "speeds": speeds, "block_sizes": rows},
 )
 
 # %% [markdown] id="experiment-speed-reading"
-# **Where it does not help.** A request that is alone gains nothing from paging: there is nobody to share the memory with, and every read goes through a table. The gain is
-# the batch that now fits.
+# **Where it does not help.** A request that is alone gains nothing from paging: there is nobody to share the memory with, and
+# every read goes through a table. The gain is the batch that now fits.
 
 # %% [markdown] id="mistakes"
 # ## Common mistakes
 #
-# - **Handing out a block that somebody holds.** Two requests write over each other, and both texts are fluent and wrong. The pool shows it only when it wraps around.
+# - **Handing out a block that somebody holds.** Two requests write over each other, and both texts are fluent and wrong. The
+#   pool shows it only when it wraps around.
 # - **Freeing twice.** The block stands in the free list twice: the same accident, a little later.
-# - **Off by one at a block's edge.** 8 tokens fill two blocks of 4. The third is needed with the ninth token, not with the eighth.
+# - **Off by one at a block's edge.** 8 tokens fill two blocks of 4. The third is needed with the ninth token, not with the
+#   eighth.
 # - **Taking blocks, then finding there are too few.** What was taken is held by nobody and never comes back.
-# - **Reading to the end of the last block.** What stands behind the last token is another's, or NaN. Mask the scores *and* the values.
-# - **`position * block_id`, or block ids that are taken in order.** It works in every test with fresh blocks, and fails when the pool wraps around.
+# - **Reading to the end of the last block.** What stands behind the last token is another's, or NaN. Mask the scores *and* the
+#   values.
+# - **`position * block_id`, or block ids that are taken in order.** It works in every test with fresh blocks, and fails when
+#   the pool wraps around.
 # - **Choosing the block size for the waste alone.** Between 1 and 16 there are a few percent to win.
 
 # %% [markdown] id="help"
@@ -689,7 +738,8 @@ quiz("4.q4", lambda requests, tokens: requests * (-tokens % 16))
 # %% [markdown] id="takeaways"
 # ## Key takeaways
 #
-# - Memory is handed out in blocks, when a token needs one. What is wasted is half a block per request, not the difference to the longest text.
+# - Memory is handed out in blocks, when a token needs one. What is wasted is half a block per request, not the difference to
+#   the longest text.
 # - A block table turns a position into a place: entry `p // block_size`, row `p % block_size`. Blocks can lie anywhere.
 # - Nothing is erased. A reader must know where its sequence ends.
 # - Paging does not make a request faster. It makes room for more of them, and a larger batch is what makes an engine fast.
@@ -697,17 +747,18 @@ quiz("4.q4", lambda requests, tokens: requests * (-tokens % 16))
 # %% [markdown] id="further"
 # ## Further learning
 #
-# - Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention* (2023), arXiv:2309.06180: section 3 measures the waste you measured, section 4 is
-#   this lab.
-# - Prabhu et al., *vAttention* (2024), arXiv:2405.04437: the same room, from the GPU's own virtual memory, with keys and values contiguous again.
+# - Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention* (2023), arXiv:2309.06180:
+#   section 3 measures the waste you measured, section 4 is this lab.
+# - Prabhu et al., *vAttention* (2024), arXiv:2405.04437: the same room, from the GPU's own virtual memory, with keys and values
+#   contiguous again.
 # - `minivllm/core/block_pool.py`: why its free list is linked, where a deque was enough for you.
 # - `minivllm/attention/cpu.py`: a decode that reads the blocks in place; your version copies them first.
 
 # %% [markdown] id="next"
 # ## Next: Lab 05, continuous batching
 #
-# There is room for many requests now. Who goes first, who waits, what happens when somebody ends early, and who has to give way when the pool is full? That is the scheduler's
-# business, and the next lab's.
+# There is room for many requests now. Who goes first, who waits, what happens when somebody ends early, and who has to give way
+# when the pool is full? That is the scheduler's business, and the next lab's.
 
 # %% id="journey"
 journey()

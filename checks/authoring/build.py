@@ -173,7 +173,12 @@ def run(notebook: NotebookNode) -> NotebookNode:
     with tempfile.TemporaryDirectory() as fresh:
         environment = {**os.environ, "MINIVLLM_HOME": fresh, "PYTHONPATH": str(ROOT)}
         client = NotebookClient(
-            notebook, timeout=900, kernel_name="python3", record_timing=False, resources={"metadata": {"path": str(SOLUTIONS)}}
+            notebook,
+            timeout=900,
+            kernel_name="python3",
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(SOLUTIONS)}},
         )
         client.execute(env=environment)
     notebook.metadata.language_info = {"name": "python"}

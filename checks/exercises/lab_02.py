@@ -337,7 +337,8 @@ def temperature_top_k_cases(seed: int) -> list[Case]:
 
 def _logits_case(function: str, logits: list[list[float]], setting: list[float]) -> Case:
     name = {"apply_temperature": "temperature", "apply_top_k": "k", "apply_top_p": "p"}[function]
-    shown = str(logits) if len(logits) * len(logits[0]) <= 16 else f"<{len(logits)} x {len(logits[0])}>"
+    rows = ", ".join(f"[{', '.join(f'{x:.4g}' for x in row)}]" for row in logits)
+    shown = f"[{rows}]" if len(logits) * len(logits[0]) <= 16 else f"<{len(logits)} x {len(logits[0])}>"
     return {"function": function, "logits": logits, "setting": setting, "call": f"{function}(logits={shown}, {name}={setting})"}
 
 

@@ -15,8 +15,10 @@ def own_statements(tree: ast.Module) -> list[ast.stmt]:
     def is_ours(node: ast.stmt) -> bool:
         if isinstance(node, ast.ImportFrom):
             return node.module == "checks"
-        call = node.value if isinstance(node, ast.Expr) else None
-        return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in VERBS
+        called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+            return called.value.id == "checks"
+        return isinstance(called, ast.Name) and called.id in VERBS
 
     return [node for node in tree.body if not is_ours(node)]
 

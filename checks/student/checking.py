@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import textwrap
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +41,8 @@ def check(exercise: str, *, here: bool = False) -> None:
         report = evaluate(row, source, notebook=names_in(namespace))
     except Unavailable as error:
         raise CheckFailed(str(error)) from None
+    except KeyboardInterrupt:
+        raise CheckFailed(f"Exercise {row.id}: the check was interrupted. Run the cell to check it again.") from None
     if report.output:
         print(f"Your code printed, while it was checked:\n{report.output.rstrip()}\n")
     if not report.passed:
@@ -87,7 +92,7 @@ def _words(row: Row, report: Report) -> str:
     lines = [f"Exercise {row.id} is not right yet ({verdict.category})."]
     if report.call:
         lines += ["", f"    {report.call}"]
-    lines += ["", *verdict.message.splitlines(), ""]
+    lines += ["", *_wrapped(verdict.message), ""]
     left = len(check_of(row).hints) - read_progress()["exercises"].get(row.id, {}).get("hints", 0)
     if report.cases > 1 and report.call:
         lines.append(f"{report.right} of {report.cases} cases are right; this is the smallest that is not.")
@@ -95,11 +100,15 @@ def _words(row: Row, report: Report) -> str:
     return "\n".join(lines)
 
 
+def _wrapped(message: str) -> Iterator[str]:
+    """Prose wrapped for a notebook's width; indented lines are tables and code, left as they are."""
+    for line in message.splitlines():
+        yield from [line] if line.startswith(" ") or not line else textwrap.wrap(line, 96, break_long_words=False)
+
+
 def _check_here(row: Row, source: str, namespace: dict[str, Any]) -> None:
     """All cases in this kernel, on the functions as the notebook has them now. Errors are left alone, so that %debug finds
     them."""
-    import importlib
-
     verdict = before_running(row, source)
     if verdict:
         raise CheckFailed(f"Exercise {row.id}. {verdict.message}")

@@ -93,7 +93,7 @@ def bind_reference(row: Row, namespace: dict[str, Any]) -> None:
     else:
         module = {"__name__": f"reference_{row.id}"}
         try:
-            exec(compile(answer_source(row), f"<reference {row.id}>", "exec"), module)
+            exec(compile(answer_source(row), f"<reference {row.id}>", "exec", dont_inherit=True), module)
         except Missing as error:
             raise CheckFailed(str(error)) from None
     namespace.update({name: module[name] for name in names})

@@ -25,7 +25,7 @@ def lines() -> Iterator[str]:
             )
             hints = f", hints opened: {entry['hints']}" if entry.get("hints") else ""
             seen = ", solution seen" if entry.get("solution_seen") else ""
-            yield f"  {row.id:5} {row.asks:55} {done}{hints}{seen}"
+            yield f"  {row.id:5} {row.asks:58} {done}{hints}{seen}"
         asked = questions(lab)
         quizzes = [q for q in asked.values() if q.answer is not None]
         right = sum(bool(state["quiz"].get(q.id, {}).get("right")) for q in quizzes)

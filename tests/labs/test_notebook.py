@@ -93,6 +93,14 @@ def test_other_names_and_signatures_are_named(run_cells: Run) -> None:
     assert "at the left margin" in inside
 
 
+def test_other_ways_to_write_the_check_work_too(run_cells: Run) -> None:
+    dotted, assigned = run_cells(
+        GOOD_2_1.replace("from checks import check", "import checks").replace("check(", "checks.check("),
+        GOOD_2_1.replace('check("2.1")', 'result = check("2.1")'),
+    )
+    assert "passed" in dotted and "passed" in assigned
+
+
 def test_an_endless_loop_leaves_the_kernel_alive(run_cells: Run) -> None:
     endless = GOOD_2_1.replace("tokens = list(token_ids)", "while True: pass")
     _, stopped, after, good, _ = run_cells(
