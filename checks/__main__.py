@@ -1,4 +1,7 @@
-"""python -m checks build|status: for authors of labs, and a student's overview."""
+"""python -m checks COMMAND: what is wanted outside of a notebook, by students (doctor, status, restore) and by authors (build).
+
+Imports the standard library alone until a command needs more: `doctor` must start where nothing is installed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--check", action="store_true", help="write nothing; exit with 1 if a built file is not what its source says"
     )
     build.add_argument("--execute", action="store_true", help="run the solution notebooks and keep their outputs")
+    commands.add_parser("doctor", help="what this machine has, how fast it is, and what to do about what is missing")
     commands.add_parser("status", help="what has been passed, predicted and answered")
+    reset = commands.add_parser("reset", help="forget an exercise, or a whole lab; cells are left as they are")
+    reset.add_argument("what", metavar="EXERCISE", help="such as 4.1, or 04 for the lab")
+    restore = commands.add_parser("restore", help="rebuild progress and my_engine/ from notebooks alone")
+    restore.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="such as labs/*.ipynb")
+    restore.add_argument("--no-check", action="store_true", help="take the answers as they stand, without checking them again")
+    pack = commands.add_parser("pack", help="a student's work as one file: notebooks, progress, results")
+    pack.add_argument("file", nargs="?", default="minivllm-work.zip", metavar="FILE", help="default: %(default)s")
+    pack.add_argument("--notebooks", nargs="+", metavar="NOTEBOOK", help="default: those in labs/")
+    unpack = commands.add_parser("unpack", help="put a packed work in its places; what it replaces is kept")
+    unpack.add_argument("file", metavar="FILE")
+    unpack.add_argument("--into", metavar="FOLDER", help="where the notebooks go; default: labs/")
     options = parser.parse_args(arguments)
     if options.command == "build":
         if options.check and options.execute:
@@ -23,6 +38,37 @@ def main(arguments: list[str] | None = None) -> int:
         from checks.authoring.build import main as build_main
 
         return build_main(options.labs, check=options.check, execute=options.execute)
+    if options.command == "doctor":
+        from checks.doctor import main as doctor_main
+
+        return doctor_main()
+    from checks.student.failure import CheckFailed
+
+    try:
+        return _for_students(options)
+    except (CheckFailed, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _for_students(options: argparse.Namespace) -> int:
+    if options.command == "restore":
+        from checks.student import restore
+
+        return restore.main(options.notebooks, check=not options.no_check)
+    if options.command == "pack":
+        from checks.student import pack, restore
+
+        return pack.main_pack(options.file, restore.expanded(options.notebooks) if options.notebooks else None)
+    if options.command == "unpack":
+        from checks.student import pack
+
+        return pack.main_unpack(options.file, options.into)
+    if options.command == "reset":
+        from checks.student.help import reset
+
+        reset(options.what)
+        return 0
     from checks.student.overview import progress
 
     progress()

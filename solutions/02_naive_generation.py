@@ -301,7 +301,7 @@ print(f"Components: {whose()}")
 llm = None  # if this cell runs twice, the first engine goes before the second comes
 llm = LLM(lab.model, components=components(), max_model_len=512)
 question = [{"role": "user", "content": "Give me one reason to learn how computers work."}]
-params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=7, max_tokens=24 if lab.fast else 80)
+params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=7, max_tokens=16 if lab.fast else 80)
 answer = llm.chat(question, params, use_tqdm=False)[0].outputs[0]
 print(answer.text.strip())
 print(f"\n{len(answer.token_ids)} tokens, each drawn after your top-k and top-p.")
@@ -366,7 +366,7 @@ def watched_model(token_ids):
 
 
 prompt = tokenizer.encode("Here is a short story about a robot who wanted to learn to cook. One morning")
-story = greedy_generate(watched_model, prompt, 16 if lab.fast else 60)
+story = greedy_generate(watched_model, prompt, 12 if lab.fast else 60)
 share = draw_work(lengths, picture)
 print(tokenizer.decode(prompt + story))
 print(f"\n{len(prompt)} tokens of prompt, {len(story)} new ones: {share:.1%} of the work was done before.")
@@ -387,7 +387,7 @@ def milliseconds_per_token(length):
     """Median time of one step of the loop on `length` tokens. The first run does not count: it warms up."""
     prompt = (text * (length // len(text) + 1))[:length]
     times = []
-    for _ in range(3 if lab.fast else 6):
+    for _ in range(2 if lab.fast else 6):
         started = time.perf_counter()
         greedy_generate(model, prompt, 1)
         times.append((time.perf_counter() - started) * 1000)

@@ -32,17 +32,19 @@ class live:
         self._handle = _display(figure, alt, self._handle, keep=True)
 
 
-def new_figure(width: float = 7.0, height: float = 3.2) -> tuple[Figure, Any]:
-    """A figure and its axes in the labs' style. Not pyplot's, so that nothing is displayed by itself or kept alive."""
+def new_figure(width: float = 7.0, height: float = 3.2, columns: int = 1) -> tuple[Figure, Any]:
+    """A figure and its axes (a list of them if there are several columns) in the labs' style. Not pyplot's, so that nothing is
+    displayed by itself or kept alive."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.set_prop_cycle(color=COLORS)
-    return figure, axes
+    every = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in every:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.set_prop_cycle(color=COLORS)
+    return figure, every[0] if columns == 1 else list(every)
 
 
 def _display(figure: Figure, alt: str, handle: Any, keep: bool = False) -> Any:

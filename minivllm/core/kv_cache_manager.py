@@ -139,7 +139,7 @@ class KVCacheManager:
         for block in blocks[num_proven_tokens // self.block_size : request.num_published_blocks]:
             self.block_pool.unpublish(block)
         request.num_published_blocks = 0
-        self.block_pool.free(reversed(blocks))
+        self.block_pool.free(blocks[::-1])
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False, and nothing done, while any block is in use. True where there is no cache."""

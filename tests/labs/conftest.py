@@ -96,7 +96,7 @@ def nbval(student: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(
             [*command, *options, notebook.name],
             cwd=notebook.parent,
-            env={**os.environ, **environment},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},  # other tests share the cores
             capture_output=True,
             text=True,
             timeout=600,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.sampling import sampler as sampler_module
-from minivllm.sampling.logits import apply_top_k
+from minivllm.sampling.logits import apply_top_k, apply_top_p
 from minivllm.sampling.sampler import INVALID, Sampler, SamplingMetadata, choose, sampler_from, uniform
 
 INF, NAN = float("inf"), float("nan")
@@ -195,7 +195,7 @@ def test_a_row_draws_the_same_alone_and_among_any_others(order: list[int], take:
 
 @given(data=st.data())
 def test_narrowing_to_few_candidates_changes_no_draw(data: st.DataObject) -> None:
-    """Against filters over the whole vocabulary, with many ties, widths of 4 and 16 out of 64."""
+    """Against filters over the whole vocabulary, with many ties, and 12 candidates out of 64."""
     settings = [
         {
             "temperature": data.draw(st.sampled_from([0.5, 1.0, 4.0])),
@@ -210,8 +210,24 @@ def test_narrowing_to_few_candidates_changes_no_draw(data: st.DataObject) -> Non
     batch = batch_of(settings, [seed] * 8, list(range(8)))
     plain = type("Plain", (Sampler,), {"narrows": False})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module, "WIDTHS", (4, 16))
+        patch.setattr(sampler_module, "FEW", 12)
         assert torch.equal(Sampler()(logits, batch).token_ids, plain()(logits, batch).token_ids)
+
+
+@given(data=st.data())
+def test_cutting_rows_by_value_is_top_k_then_top_p_token_for_token(data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 2**31))
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(seed)) * 3
+    if data.draw(st.booleans()):
+        logits = logits.round()
+    logits[
+        torch.rand(6, 50, generator=torch.Generator().manual_seed(seed)) < data.draw(st.sampled_from([0.0, 0.5, 0.97]))
+    ] = -INF
+    top_k = torch.tensor(data.draw(st.lists(st.sampled_from([-1, 0, 1, 2, 5, 49, 50, 99]), min_size=6, max_size=6)))
+    top_p = torch.tensor(data.draw(st.lists(st.sampled_from([1e-6, 0.3, 0.9, 0.999999, 1.0]), min_size=6, max_size=6)))
+    logits = logits[logits.isfinite().any(-1)]
+    top_k, top_p = top_k[: len(logits)], top_p[: len(logits)]
+    assert torch.equal(sampler_module._cut(logits, top_k, top_p), apply_top_p(apply_top_k(logits, top_k), top_p))
 
 
 @pytest.mark.parametrize(("V", "k"), [(64, 1), (64, 4), (63, 4), (6400, 20), (6400, 256)])

@@ -1,0 +1,85 @@
+"""Every check against small wrong turns in its own reference answer (mutation.py): each is rejected, or is listed here with the
+reason why it does the same.
+
+In every run a sample of each exercise's mutants; all of them, a minute's work, where slow tests run.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from checks.authoring.source import answer_source
+from checks.exercises import find, has_checks, table
+from checks.exercises.evaluate import evaluate
+from checks.sandbox.sandbox import Limits
+from tests.labs.mutation import Mutant, mutants
+
+EXERCISES = [i for i, row in table().items() if has_checks(row.lab)]
+LIMITS = Limits(cpu_seconds=3, wall_seconds=20)  # a mutant may loop for ever
+SAMPLE = 6
+OFF_ROWS = "rows that are off keep all their logits, whatever was computed for them"
+SAME = {
+    "0.2: return max(flops / device.flops, bytes / device.bandwidth) + launches * device.launch_overhead"
+    "  =>  return max(bytes / device.bandwidth, flops / device.flops) + launches * device.launch_overhead": "max is symmetric",
+    "1.2: wide = torch.promote_types(q.dtype, torch.float32)"
+    "  =>  wide = torch.promote_types(torch.float32, q.dtype)": "promotion is symmetric",
+    "2.2: return logits / torch.where(temperature < GREEDY_EPS, 1.0, temperature)[:, None]"
+    "  =>  return logits / torch.where(temperature <= GREEDY_EPS, 1.0, temperature)[:, None]": (
+        "only a temperature of 1e-5 to the bit tells them apart, and settings raise what is not 0 to 0.01 at least"
+    ),
+    "2.2: on = (k > 0) & (k < V)  =>  on = (k > 0) & (k <= V)": "k = V keeps all the logits, so it is the same as off",
+    "2.2: k = torch.where(on, k, 1)  =>  k = torch.where(on, k, 2)": OFF_ROWS,
+    "2.3: sorted_logits, order = logits.sort(dim=-1, descending=True, stable=True)"
+    "  =>  sorted_logits, order = logits.sort(dim=-1, descending=True, stable=False)": (
+        "which of two equal logits stays is left open by the exercise"
+    ),
+    "2.3: removed = (mass_before >= p[:, None]) & (p < 1.0)[:, None]"
+    "  =>  removed = (mass_before > p[:, None]) & (p < 1.0)[:, None]": (
+        "they differ where the mass before a token is p to the last bit, which rounding decides: no case may depend on it"
+    ),
+    "4.2: num_new_blocks = max(0, -(-num_slots // self.block_size) - len(blocks))"
+    "  =>  num_new_blocks = max(-(-num_slots // self.block_size) - len(blocks), 0)": "max is symmetric",
+    "4.2: num_new_blocks = max(0, -(-num_slots // self.block_size) - len(blocks))"
+    "  =>  num_new_blocks = max(-1, -(-num_slots // self.block_size) - len(blocks))": (
+        "a pool that is asked for -1 blocks gives none, as for 0"
+    ),
+}
+
+
+def mutants_of(exercise: str) -> list[Mutant]:
+    return list(mutants(find(exercise), answer_source(find(exercise))))
+
+
+def survivors(those: list[Mutant]) -> list[str]:
+    """The mutants that their exercise's check accepts."""
+    return [m.name for m in those if evaluate(find(m.exercise), m.source, limits=LIMITS).passed]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_a_sample_of_mutants_is_rejected(exercise: str) -> None:
+    unlisted = [m for m in mutants_of(exercise) if m.name not in SAME]
+    sample = random.Random(exercise).sample(unlisted, min(SAMPLE, len(unlisted)))
+    assert survivors(sample) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_every_mutant_is_rejected_or_explained(exercise: str) -> None:
+    assert sorted(survivors(mutants_of(exercise))) == sorted(name for name in SAME if name.startswith(f"{exercise}: "))
+
+
+def test_every_explained_mutant_is_still_one() -> None:
+    names = {m.name for exercise in EXERCISES for m in mutants_of(exercise)}
+    assert [name for name in SAME if name not in names] == []
+
+
+def test_every_answer_has_mutants_of_each_kind() -> None:
+    """The mutator mutates: without mutants every check would look perfect."""
+    found = {exercise: mutants_of(exercise) for exercise in EXERCISES}
+    assert all(len(those) >= 4 for those in found.values())
+    names = {m.name for m in found["4.1"]}
+    assert "4.1: if n > self.num_free_blocks:  =>  if n >= self.num_free_blocks:" in names
+    assert "4.1: block.ref_cnt -= 1  =>  (dropped)" in names
+    assert "4.1: block.ref_cnt -= 1  =>  block.ref_cnt -= 2" in names
