@@ -22,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("status", help="what has been passed, predicted and answered")
     reset = commands.add_parser("reset", help="forget an exercise, or a whole lab; cells are left as they are")
     reset.add_argument("what", metavar="EXERCISE", help="such as 4.1, or 04 for the lab")
+    commands.add_parser("selftest", help="ten small questions on what the labs take for granted")
     restore = commands.add_parser("restore", help="rebuild progress and my_engine/ from notebooks alone")
     restore.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="such as labs/*.ipynb")
     restore.add_argument("--no-check", action="store_true", help="take the answers as they stand, without checking them again")
@@ -64,6 +65,11 @@ def _for_students(options: argparse.Namespace) -> int:
         from checks.student import pack
 
         return pack.main_unpack(options.file, options.into)
+    if options.command == "selftest":
+        from checks.student.selftest import selftest
+
+        selftest()
+        return 0
     if options.command == "reset":
         from checks.student.help import reset
 

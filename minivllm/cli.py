@@ -219,10 +219,12 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
     if args.prompts_file and args.prompts_file != "-":
         text = Path(args.prompts_file).read_text(encoding="utf-8")
     else:
+        if sys.stdin is None:
+            raise ValueError("There is no prompt: stdin is closed. Give some as arguments, or in a --prompts-file.")
         if sys.stdin.isatty():
             print("Prompts, one a line; Ctrl-D ends:", file=sys.stderr)
         text = sys.stdin.read()
-    prompts = [line for line in text.splitlines() if line.strip()]
+    prompts = [line for line in text.split("\n") if line.strip()]  # not splitlines(): U+2028 and its like are text
     if not prompts:
         raise ValueError("There is no prompt. Give some as arguments, in a --prompts-file, or on stdin, one a line.")
     return prompts
@@ -244,6 +246,8 @@ def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
 
 def _chat(args: argparse.Namespace) -> int:
     _check(args)
+    if sys.stdin is None:
+        raise ValueError("There is nobody to talk to: stdin is closed.")
     with _start(args) as llm:
         params = _sampling_params(args, llm)
         beginning = [{"role": "system", "content": args.system}] if args.system else []

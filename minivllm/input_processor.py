@@ -8,13 +8,12 @@ none. May not know torch or the core's insides.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
@@ -68,7 +67,9 @@ class InputProcessor:
         """Tokenize and check one request. Raises ValueError naming the value, the limit and what to change."""
         text, token_ids, cache_salt = self._parse(prompt)
         self._check_prompt(token_ids)
-        self._check_params(params)
+        params = self._checked_params(params)
+        if not isinstance(priority, Integral):
+            raise ValueError(f"priority must be an integer, got {priority!r:.80}.")
         if priority and self.config.scheduling_policy != "priority":
             raise ValueError(
                 f'priority={priority} needs LLM(scheduling_policy="priority"); this engine serves first come first.'
@@ -76,11 +77,11 @@ class InputProcessor:
         request = EngineCoreRequest(
             request_id=f"{user_id}-{uuid.uuid4().hex[:8]}",  # a user may reuse an id while its old request is being aborted
             prompt_token_ids=token_ids,
-            sampling_params=copy.deepcopy(params),  # the caller's may change while the request runs
+            sampling_params=params,
             seed=self._draw_seed() if params.seed is None else params.seed,
             eos_token_ids=self.eos_token_ids,
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
-            priority=priority,
+            priority=int(priority),
             cache_salt=cache_salt,
         )
         return ProcessedRequest(request, user_id, text)
@@ -126,9 +127,11 @@ class InputProcessor:
             bad = low if low < 0 else high
             raise ValueError(f"Token id {bad} in the prompt is not in the vocabulary: ids go from 0 to {self.vocab_size - 1}.")
 
-    def _check_params(self, params: SamplingParams) -> None:
+    def _checked_params(self, params: SamplingParams) -> SamplingParams:
+        """A copy, built anew: the caller's may have been changed since it was checked, and may change while the request runs."""
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be a SamplingParams, got {params!r:.80}.")
+        params = SamplingParams(**{field.name: getattr(params, field.name) for field in fields(params)})
         if bad := [t for t in params.stop_token_ids if t >= self.vocab_size]:
             raise ValueError(
                 f"SamplingParams.stop_token_ids={bad[0]} is not in the vocabulary: ids go from 0 to {self.vocab_size - 1}."
@@ -137,6 +140,7 @@ class InputProcessor:
             raise ValueError("SamplingParams.stop needs a tokenizer, and this model has none: use stop_token_ids.")
         for capability, value in asked_of_sampler(params).items():
             self.components.require("sampler", capability, f"SamplingParams.{capability}={value}")
+        return params
 
     def _draw_seed(self) -> int:
         """A seed for a request that brings none: the n-th such request of an engine gets the same one in every run."""
@@ -147,7 +151,7 @@ class InputProcessor:
 def as_prompt_list(prompts: Any) -> list[Prompt]:
     """One prompt or several, as vLLM takes them, as a list. A list (or array) of integers is one prompt of token ids."""
     prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, (str, bytes, bytearray, Mapping)):  # bytes, though iterable, are refused as one prompt
         return [prompts]
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts must be a text, token ids, a dict, or a list of those, got {prompts!r:.80}.")
@@ -171,7 +175,7 @@ def asked_of_sampler(params: SamplingParams) -> dict[str, Any]:
 
 def _as_token_ids(value: Any) -> list[int]:
     value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's and torch's arrays
-    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
+    if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         raise ValueError(f"A prompt must be a text, token ids (a list of integers) or a dict, got {value!r:.80}.")
     token_ids = list(value)
     for token_id in token_ids:

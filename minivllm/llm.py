@@ -76,7 +76,8 @@ class LLM:
             tokenizer,
             vocab_size=self.model_config.vocab_size,
             model_max_len=self.model_config.max_position_embeddings,
-            eos_token_ids=tuple(dict.fromkeys([*eos, *self.model_config.eos_token_ids])),
+            # an id beyond the vocabulary (a tokenizer may know more tokens than the model) can never come
+            eos_token_ids=tuple(i for i in dict.fromkeys([*eos, *self.model_config.eos_token_ids]) if i < runner.vocab_size),
             components=parts,
         )
         self._use(engine, tokenizer, parts, folder)

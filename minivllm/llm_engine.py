@@ -1,9 +1,10 @@
-"""LLMEngine: the front end around the core for one thread. Requests in, each consumer's RequestOutputs out.
+"""LLMEngine: the front end around the core. Requests in, each consumer's RequestOutputs out.
 
     add_request -> InputProcessor -> EngineCore.step() -> OutputProcessor -> the consumer's sink
 
 The engine advances when somebody waits for an output, and then always with all open requests together. What a step yields for
-others waits in their sinks, so a consumer that stops reading holds nobody up. May not know torch, or what a chat is.
+others waits in their sinks, so a consumer that stops reading holds nobody up. Threads take turns, one step each. May not know
+torch, or what a chat is.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class LLMEngine:
         self.output_processor = OutputProcessor(tokenizer, components)
         self._sinks: dict[str, Sink] = {}  # of the open requests, by internal id
         self._abandoned: deque[str] = deque()
+        self._lock = threading.RLock()  # held while the core's state changes
         self._is_at_work = False
 
     def add_request(
@@ -69,30 +71,39 @@ class LLMEngine:
         request = self.input_processor.process(user_id, prompt, params, priority=priority)
         with self._at_work():
             self.engine_core.add_request(request.core)
-            self.output_processor.add_request(request, kind)
+            try:
+                self.output_processor.add_request(request, kind)
+            except BaseException:  # a detokenizer that cannot be built: nobody would take the request out again
+                self.engine_core.abort_requests([request.core.request_id])
+                raise
             self._sinks[request.core.request_id] = sink
         return request.core.request_id
 
     def next_output(self, sink: Sink, after_step: Callable[[], None] | None = None) -> tuple[str, RequestOutput]:
         """The next output in a sink; steps the engine until there is one. Raises RuntimeError if there can be none any more."""
         while not sink:
-            if not any(waiting is sink for waiting in self._sinks.values()):
-                raise RuntimeError("The request is gone: the engine was shut down, or a step broke off.")
-            self.step()
+            with self._at_work():
+                if sink:  # another thread's step filled it
+                    break
+                if not any(waiting is sink for waiting in self._sinks.values()):
+                    raise RuntimeError("The request is gone: the engine was shut down, or a step broke off.")
+                self.step()
             if after_step is not None:
                 after_step()
         return sink.popleft()
 
     def step(self) -> None:
         """One step for all open requests; its outputs go to their sinks. Ctrl-C takes effect after it."""
-        self._abort_abandoned()
         with _interrupts_deferred(), self._at_work():
+            self._abort_abandoned()
             try:
                 processed = self.output_processor.process(self.engine_core.step())
                 self.engine_core.abort_requests(processed.to_abort)
             except BaseException:
                 # Not a failed forward, of which the core fails the requests alone: a broken part. Nothing it touched is kept.
-                self.abort(list(self._sinks))
+                for request_id in list(self._sinks):
+                    with contextlib.suppress(Exception):  # it may break again; the first error tells more
+                        self.abort([request_id])
                 raise
             for request_id, output in processed.outputs:
                 self._sinks[request_id].append((request_id, output))
@@ -101,12 +112,12 @@ class LLMEngine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests and free their blocks; their consumers hear nothing more. Ids of ended ones are skipped."""
-        ids = [request_id for request_id in request_ids if request_id in self._sinks]
         with self._at_work():
-            self.engine_core.abort_requests(ids)
+            ids = [request_id for request_id in request_ids if request_id in self._sinks]
             self.output_processor.abort(ids)
             for request_id in ids:
                 del self._sinks[request_id]
+            self.engine_core.abort_requests(ids)
 
     def abandon(self, request_id: str) -> None:
         """`abort` for the garbage collector, which may call in the middle of anything: then it waits for the next step."""
@@ -116,13 +127,15 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False, and nothing done, while requests hold blocks."""
-        self._abort_abandoned()
-        return self.engine_core.reset_prefix_cache()
+        with self._at_work():
+            self._abort_abandoned()
+            return self.engine_core.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Abort what is open and let the executor go."""
-        self.abort(list(self._sinks))
-        self.executor.shutdown()
+        with self._at_work():
+            self.abort(list(self._sinks))
+            self.executor.shutdown()
 
     def _abort_abandoned(self) -> None:
         while self._abandoned:
@@ -130,12 +143,13 @@ class LLMEngine:
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
-        """While the core's state changes."""
-        before, self._is_at_work = self._is_at_work, True
-        try:
-            yield
-        finally:
-            self._is_at_work = before
+        """While the core's state changes. Another thread waits here; the garbage collector's `abandon` does not."""
+        with self._lock:
+            before, self._is_at_work = self._is_at_work, True
+            try:
+                yield
+            finally:
+                self._is_at_work = before
 
 
 class TokenStream:

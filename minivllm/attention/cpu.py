@@ -68,7 +68,7 @@ def _cpu_paged_decode(
     kernel = paged_decode_kernel(q.shape[-1], kv_cache.dtype == torch.bfloat16)
     words = kv_cache.view(torch.uint32 if kv_cache.dtype == torch.bfloat16 else torch.float32).view(-1)
     out = torch.zeros(q.shape, dtype=torch.float32)  # a padding row (seq_len 0) comes out as zeros
-    work = int(seq_lens.sum()) * q[0].numel()
+    work = int(seq_lens.numpy().sum()) * q[0].numel()
     # torch's number of threads is the number of physical cores. Waking one takes longer than a short sequence.
     num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, 1 + work // WORK_PER_THREAD)
     arguments = (

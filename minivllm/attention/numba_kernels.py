@@ -14,9 +14,9 @@ instruction each, but it puts even and odd elements into different vectors. Quer
     bfloat16    words of a row    | 0 1 | 2 3 | 4 5 | 6 7 |        first half 0 2 4 6, second half 1 3 5 7
     float32     words of a row    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | first half 0 1 2 3, second half 4 5 6 7
 
-Scores, softmax, weighted sum of values are three plain loops over one sequence: its scores fit into a core's own cache, and
-plain loops vectorize better than one that rescales as it goes (the online softmax of Lab 08). Tokens go by four, which gives
-the processor four independent sums to work on. May not know torch.
+Scores, their exponentials, the weighted sum of values are three plain loops over one sequence: its scores fit into a core's
+own cache, and plain loops vectorize better than one that rescales as it goes (the online softmax of Lab 08). Tokens go by
+four, which gives the processor four independent sums to work on. May not know torch.
 """
 
 from __future__ import annotations
@@ -108,10 +108,12 @@ def _token_offsets(block_table, start, stop, block_size, row, first_word, offset
 
 
 @njit(inline="always", fastmath=FASTMATH)
-def _scores(words, offsets, n, q, num_heads, group, width, half, scores):
-    """scores[h, i] = q[h] . key[i] for num_heads query heads and n tokens. q is scaled and in halves; a kv head is `width`
-    words."""
+def _scores(words, offsets, n, q, num_heads, group, width, half, scores, tops):
+    """scores[h, i] = q[h] . key[i] for num_heads query heads and n tokens, tops[h] their maximum. q is scaled and in halves; a
+    kv head is `width` words. Scores past n repeat the last token's."""
     m = uint64(half)
+    for h in range(num_heads):
+        tops[h] = np.float32(-np.inf)
     for i in range(0, n, UNROLL):
         for ahead in range(i + AHEAD, i + AHEAD + UNROLL):
             for line in range(0, num_heads // group * width, LINE):
@@ -129,23 +131,23 @@ def _scores(words, offsets, n, q, num_heads, group, width, half, scores):
                 s2 += q_first * _first(words, k2 + j) + q_second * _second(words, k2 + j, m)
                 s3 += q_first * _first(words, k3 + j) + q_second * _second(words, k3 + j, m)
             scores[h, i], scores[h, i + 1], scores[h, i + 2], scores[h, i + 3] = s0, s1, s2, s3
+            s0, s2 = s1 if s1 > s0 else s0, s3 if s3 > s2 else s2  # here, the maximum costs nothing: it waits for no memory
+            s0 = s2 if s2 > s0 else s0
+            tops[h] = s0 if s0 > tops[h] else tops[h]
 
 
 @njit(inline="always", fastmath=FASTMATH)
-def _softmax(scores, n, num_heads):
-    """Each row's first n scores become weights that sum to 1; the padding up to a multiple of four becomes 0."""
+def _weights(scores, n, num_heads, tops, totals):
+    """Scores become weights e ** (score - top), not yet divided by their sum totals[h]. Padding up to a multiple of four is
+    0."""
     for h in range(num_heads):
-        top = np.float32(-np.inf)
-        for i in range(n):
-            top = scores[h, i] if scores[h, i] > top else top
+        top = tops[h]
         total = np.float32(0)
         for i in range(n):
             weight = _exp(scores[h, i] - top)
             scores[h, i] = weight
             total += weight
-        inverse = np.float32(1) / total
-        for i in range(n):
-            scores[h, i] *= inverse
+        totals[h] = total
         for i in range(n, n + UNROLL - 1):
             scores[h, i] = np.float32(0)
 
@@ -225,6 +227,7 @@ def paged_decode_kernel(head_dim: int, is_bfloat16: bool) -> Any:
             scores = np.empty((heads, longest + UNROLL), np.float32)
             q_halves = np.empty((heads, head_dim), np.float32)
             acc = np.empty((heads, head_dim), np.float32)
+            tops, totals = np.empty(heads, np.float32), np.empty(heads, np.float32)
             done = np.int64(0)
             for b in range(num_seqs):
                 stop = np.int64(seq_lens[b])
@@ -239,13 +242,14 @@ def paged_decode_kernel(head_dim: int, is_bfloat16: bool) -> Any:
                         for d in range(half):
                             q_halves[h, d] = q[b, part * heads + h, d * stride] * scale
                             q_halves[h, half + d] = q[b, part * heads + h, d * stride + partner] * scale
-                    _scores(words, offsets, n, q_halves, heads, group, width, half, scores)
-                    _softmax(scores, n, heads)
+                    _scores(words, offsets, n, q_halves, heads, group, width, half, scores, tops)
+                    _weights(scores, n, heads, tops, totals)
                     _weighted_values(words, offsets, n, values, scores, heads, group, width, half, acc)
                     for h in range(heads):
+                        inverse = np.float32(1) / totals[h]
                         for d in range(half):
-                            out[b, part * heads + h, d * stride] = acc[h, d]
-                            out[b, part * heads + h, d * stride + partner] = acc[h, half + d]
+                            out[b, part * heads + h, d * stride] = acc[h, d] * inverse
+                            out[b, part * heads + h, d * stride + partner] = acc[h, half + d] * inverse
 
     return _compiled(kernel)
 

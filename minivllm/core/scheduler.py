@@ -303,10 +303,10 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason) -> None:
         if request.status is not RequestStatus.RUNNING:
             self.waiting.remove(request)
-        self.kv_cache_manager.free(request)
         request.status, request.finish_reason = RequestStatus.FINISHED, reason
         del self.requests[request.request_id]
         self.finished_req_ids.append(request.request_id)
+        self.kv_cache_manager.free(request)  # last: should a replaced part fail here, the request is gone all the same
 
     def _drop_finished_from_running(self) -> None:
         if any(request.is_finished for request in self.running):

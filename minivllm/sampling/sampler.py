@@ -207,7 +207,8 @@ def _cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torc
     R, V = logits.shape
     values = torch.from_numpy(np.sort(logits.numpy(), axis=-1)).flip(-1)
     kth = values.gather(-1, torch.where((top_k > 0) & (top_k < V), top_k, V)[:, None] - 1)
-    values = values.masked_fill_(values < kth, reference.REMOVED)
+    if (top_k > 0).any():
+        values = values.masked_fill_(values < kth, reference.REMOVED)
     probs = values.softmax(dim=-1)
     num_kept = (probs.cumsum(dim=-1) - probs < top_p[:, None]).sum(dim=-1).clamp(min=1)
     num_kept = torch.where(top_p < 1.0, num_kept, V)

@@ -23,6 +23,10 @@ import numpy as np
 
 from minivllm.core.step import NewRequestData, SchedulerOutput
 
+_MAX_INT = 2**31 - 1
+_MAX_TEMPERATURE = 1e30  # float32 ends at 3e38; any logits divided by this are equal
+_MIN_TOP_P = 1e-30  # the most probable token alone, as for all smaller ones
+
 
 def slot_mapping(positions: np.ndarray, block_table: np.ndarray, block_size: int) -> np.ndarray:
     """The cache slots [T] of tokens at `positions` [T] of a sequence whose blocks are `block_table` [M], in order."""
@@ -150,16 +154,19 @@ class InputBatch:
         self._append_blocks(row, new.block_ids)
 
         params = new.sampling_params
-        self.temperature[row] = params.temperature
-        self.top_k[row] = params.top_k
-        self.top_p[row] = params.top_p
+        # What Python's numbers can say and the arrays' cannot is cut to the nearest that means the same.
+        self.temperature[row] = min(params.temperature, _MAX_TEMPERATURE)
+        self.top_k[row] = min(params.top_k, _MAX_INT)
+        self.top_p[row] = max(params.top_p, _MIN_TOP_P)  # rounded to 0 it would remove every token
         self.min_p[row] = params.min_p
         self.seed[row] = (new.seed + 2**63) % 2**64 - 2**63  # any 64 bits, as a signed number
         self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
-        self.min_tokens[row] = params.min_tokens
+        self.min_tokens[row] = min(params.min_tokens, _MAX_INT)
         self._end_ids[row] = sorted({*new.eos_token_ids, *params.stop_token_ids})
 
     def _append_blocks(self, row: int, block_ids: list[int]) -> None:
+        if min(block_ids, default=1) < 1:
+            raise ValueError(f"A request was given block {min(block_ids)}; block 0 is the null block, which is nobody's.")
         start = self.num_blocks[row]
         stop = start + len(block_ids)
         if stop > self.max_blocks:

@@ -9,6 +9,7 @@ SchedulerOutput into sampled tokens. May not know the scheduler, blocks' owners,
 from __future__ import annotations
 
 import logging
+from inspect import isfunction
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,9 @@ class ModelRunner:
             logits = self.model.logits(hidden)
             if not isinstance(self.sampler, Sampler):  # ours widens a few rows at a time
                 logits = logits.float()
-            output = self.sampler(logits, self._sampling_metadata(inputs))
+            metadata = self._sampling_metadata(inputs)
+            output = self.sampler(logits, metadata)
+            self._check_sampled(output, len(inputs.sample_rows), metadata)
         self._in_flight = _StepInFlight(self, inputs, output)
         return self._in_flight
 
@@ -185,6 +188,22 @@ class ModelRunner:
             removed=(put(np.array(asked.removed_rows)), put(np.array(asked.removed_ids))) if asked.removed_ids else None,
             logprobs_rows=put(wants_logprobs) if len(wants_logprobs) else None,
             num_logprobs=max(0, int(asked.num_logprobs.max())),
+        )
+
+    def _check_sampled(self, output: Any, num_rows: int, metadata: SamplingMetadata) -> None:
+        """A replaced sampler's answer, before its numbers are used as indices. Raises ValueError naming it."""
+        token_ids = getattr(output, "token_ids", None)
+        if not isinstance(token_ids, torch.Tensor) or token_ids.shape != (num_rows,) or token_ids.is_floating_point():
+            is_tensor = isinstance(token_ids, torch.Tensor)
+            got = f"token_ids {list(token_ids.shape)} of {token_ids.dtype}" if is_tensor else f"{output!r:.80}"
+        elif metadata.logprobs_rows is not None and output.logprobs is None:
+            got = "no logprobs, which were asked for,"
+        else:
+            return
+        part = self.sampler if isfunction(self.sampler) else type(self.sampler)
+        raise ValueError(
+            f"The sampler {part.__module__}.{part.__qualname__} gave {got} for {num_rows} rows of logits; it must give a"
+            f" SamplerOutput with token_ids [{num_rows}], integers, and logprobs for the rows that ask."
         )
 
     def _collect(self, inputs: StepInputs, output: SamplerOutput | None) -> StepOutput:

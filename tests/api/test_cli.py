@@ -288,3 +288,18 @@ def test_bench_hands_its_arguments_on(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(f"minivllm.bench.{name}.main", lambda argv: handed.append(argv) or 0)
     assert cli.main(["bench", name, "--num-prompts", "3", "--json", "f"]) == 0
     assert handed == [["--num-prompts", "3", "--json", "f"]]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_closed_stdin_is_one_line_on_stderr(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = run(capsys, command)
+    assert code == 1 and "stdin is closed" in err and err.count("\n") == 1
+
+
+def test_only_a_line_feed_ends_a_prompt(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    type_in(monkeypatch, "one\u2028line\x0c of text\nanother\n")
+    _, out, _ = run(capsys, "generate", "--json")
+    assert [json.loads(line)["prompt"] for line in out.split("\n") if line] == ["one\u2028line\x0c of text", "another"]

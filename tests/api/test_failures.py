@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from minivllm import LLM, SamplingParams
 from minivllm.components import Components
+from minivllm.core.block_pool import BlockPool
 from minivllm.core.step import SchedulerOutput
 from minivllm.text.detokenizer import IncrementalDetokenizer
 from minivllm.text.tokenizer import Tokenizer
@@ -144,3 +146,54 @@ def test_after_shutdown_calls_are_refused(tokenizer: Tokenizer) -> None:
     for call in (lambda: llm.generate("a"), lambda: llm.stream("a"), lambda: llm.chat([{"role": "user", "content": "a"}])):
         with pytest.raises(RuntimeError, match="shut down"):
             call()
+
+
+def test_threads_that_call_at_once_take_turns(tokenizer: Tokenizer) -> None:
+    llm = make_llm(tokenizer, num_blocks=33)
+    prompts = [f"the fox {i}" for i in range(6)]
+    alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0] for prompt in prompts]
+    answers_of: dict[int, list[Any]] = {i: [] for i in range(6)}
+
+    def call(i: int) -> None:
+        for _ in range(10):
+            answers_of[i].append(llm.generate(prompts[i], GREEDY, use_tqdm=False)[0].outputs[0])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=call, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert answers_of == {i: [alone[i]] * 10 for i in range(6)}
+    assert_idle(llm)
+
+
+def test_a_detokenizer_that_cannot_be_built_leaves_no_request_behind(tokenizer: Tokenizer) -> None:
+    class Unbuilt(IncrementalDetokenizer):
+        def __init__(self, tokenizer: Tokenizer) -> None: ...
+
+    llm = make_llm(tokenizer, components=Components({"detokenizer": Unbuilt}))
+    with pytest.raises(TypeError, match="prompt_token_ids"):
+        llm.generate(["the fox", "a dog"], GREEDY, use_tqdm=False)
+    assert_idle(llm)
+
+
+def test_a_pool_that_fails_to_free_ends_the_call_with_its_own_error_and_the_engine_lives(tokenizer: Tokenizer) -> None:
+    class Broken(BlockPool):
+        num_calls = 0
+
+        def free(self, blocks: Any) -> None:
+            Broken.num_calls += 1
+            if Broken.num_calls <= 2:
+                raise NotImplementedError("Exercise 4.2")
+            super().free(blocks)
+
+    llm = make_llm(tokenizer, components=Components({"block_pool": Broken}))
+    with pytest.raises(NotImplementedError, match=r"4\.2"):
+        llm.generate(["the fox", "a dog"], GREEDY, use_tqdm=False)
+    assert not llm.engine_core.has_unfinished_requests()
+    assert answers(llm)

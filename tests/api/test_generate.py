@@ -347,6 +347,39 @@ def test_priority_needs_the_priority_policy(llm: LLM, tokenizer: Tokenizer) -> N
     assert make_llm(tokenizer, scheduling_policy="priority").generate("the", GREEDY, priority=[1], **QUIET)
 
 
+@pytest.mark.parametrize("priority", ["12", [None, 1], [0.5, 1]])
+def test_a_priority_that_is_no_integer_is_refused(tokenizer: Tokenizer, priority: Any) -> None:
+    llm = make_llm(tokenizer, scheduling_policy="priority")
+    with pytest.raises(ValueError, match="priority must be an integer"):
+        llm.generate(["a", "b"], GREEDY, priority=priority, **QUIET)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("prompt", [b"hello", bytearray(b"hello"), [b"hello"], {"prompt_token_ids": b"hello"}])
+def test_bytes_are_not_taken_for_token_ids(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(ValueError, match="A prompt must be a text, token ids"):
+        llm.generate(prompt, GREEDY, **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_tokens", 0), ("temperature", -1.0), ("n", 3), ("top_p", 0.0), ("stop", [""]), ("seed", 2**70), ("min_tokens", 99)],
+)
+def test_params_made_wrong_after_they_were_checked_are_refused(llm: LLM, field: str, value: Any) -> None:
+    params = SamplingParams(max_tokens=8)
+    setattr(params, field, value)
+    with pytest.raises(ValueError, match=rf"SamplingParams\.{field}"):
+        llm.generate("the fox", params, **QUIET)
+    assert_idle(llm)
+
+
+def test_params_changed_after_they_were_checked_mean_what_they_would_have_meant(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=8)
+    params.temperature, params.stop = 1e-7, "xyz"  # type: ignore[assignment]
+    taken = llm.llm_engine.input_processor.process("1", "the fox", params).core.sampling_params
+    assert (taken.temperature, taken.stop) == (0.0, ["xyz"])
+
+
 def test_on_invalid_takes_two_words(llm: LLM) -> None:
     with pytest.raises(ValueError, match="on_invalid"):
         llm.generate("the", GREEDY, on_invalid="ignore", **QUIET)

@@ -28,6 +28,12 @@ def config(**changes: Any) -> ModelConfig:
     return ModelConfig.from_hf({**BASE, **changes})
 
 
+@pytest.mark.parametrize("value", ["abc", -1, 2.5, True, [[2]], {"a": 1}])
+def test_end_tokens_that_are_no_ids_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="eos_token_id must be a token id or a list of them"):
+        ModelConfig.from_hf(BASE, {"eos_token_id": value})
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_family_s_config_as_transformers_saves_it_is_read(tmp_path: Path, kind: str) -> None:
     model = tiny_model(kind)

@@ -257,3 +257,18 @@ def test_noise_is_keyed_by_the_seed_and_the_position_of_the_token_to_come() -> N
     asked = batch.sampling_inputs(np.array([batch.rows["a"], batch.rows["b"]]))
     assert asked.seeds.tolist() == [-1, -5]
     assert asked.positions.tolist() == [3, 1]
+
+
+def test_numbers_beyond_the_arrays_types_are_cut_to_what_means_the_same() -> None:
+    batch = make_batch()
+    params = SamplingParams(temperature=1e300, top_k=2**70, top_p=1e-46, max_tokens=None, min_tokens=2**70)
+    run(batch, {"a": 1}, [new("a", [1], [1], sampling_params=params, eos_token_ids=(2,))])
+    asked = batch.sampling_inputs(np.array([0]))
+    assert np.isfinite(asked.temperature).all() and (asked.top_p > 0).all()
+    assert asked.top_k[0] >= 2**31 - 1
+    assert asked.removed_ids == [2]
+
+
+def test_the_null_block_is_nobodys() -> None:
+    with pytest.raises(ValueError, match="block 0 is the null block"):
+        run(make_batch(), {"a": 5}, [new("a", [1] * 5, [3, 0])])

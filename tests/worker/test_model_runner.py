@@ -365,3 +365,23 @@ def test_a_sampler_that_leaves_the_vocabulary_fails_the_request(tmp_path: Path) 
 
     out = do(make_runner(tmp_path, components={"sampler": Wild}), step_of(new("a", [1], [1])))
     assert out.errors == {"a": "The sampler gave token id 101 for token 1; the vocabulary ends at 100."}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda n: SamplerOutput(torch.zeros(n, 1, dtype=torch.int64)), r"gave token_ids \[1, 1\] of torch\.int64 for 1 rows"),
+        (lambda n: SamplerOutput(torch.zeros(n)), r"gave token_ids \[1\] of torch\.float32"),
+        (lambda n: [7] * n, r"gave \[7\] for 1 rows"),
+        (lambda n: None, "gave None for 1 rows"),
+        (lambda n: SamplerOutput(torch.zeros(n, dtype=torch.int64)), "gave no logprobs, which were asked for"),
+    ],
+)
+def test_a_sampler_that_gives_something_else_is_named(tmp_path: Path, answer: Any, words: str) -> None:
+    class Odd(Sampler):
+        def __call__(self, logits, metadata):
+            return answer(len(logits))
+
+    runner = make_runner(tmp_path, components={"sampler": Odd})
+    with pytest.raises(ValueError, match=rf"The sampler .*Odd {words}"):
+        do(runner, step_of(new("a", [1], [1], sampling_params=SamplingParams(logprobs=2))))
