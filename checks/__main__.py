@@ -26,6 +26,15 @@ def main(arguments: list[str] | None = None) -> int:
     restore = commands.add_parser("restore", help="rebuild progress and my_engine/ from notebooks alone")
     restore.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="such as labs/*.ipynb")
     restore.add_argument("--no-check", action="store_true", help="take the answers as they stand, without checking them again")
+    update = commands.add_parser("update", help="bring notebooks to a newer version of their labs; your cells stay")
+    update.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="default: those in labs/")
+    update.add_argument(
+        "--from",
+        dest="source",
+        default="HEAD",
+        metavar="WHERE",
+        help="a folder with the new labs, or a git revision (%(default)s)",
+    )
     pack = commands.add_parser("pack", help="a student's work as one file: notebooks, progress, results")
     pack.add_argument("file", nargs="?", default="minivllm-work.zip", metavar="FILE", help="default: %(default)s")
     pack.add_argument("--notebooks", nargs="+", metavar="NOTEBOOK", help="default: those in labs/")
@@ -57,6 +66,10 @@ def _for_students(options: argparse.Namespace) -> int:
         from checks.student import restore
 
         return restore.main(options.notebooks, check=not options.no_check)
+    if options.command == "update":
+        from checks.student import restore, update
+
+        return update.main(restore.expanded(options.notebooks), options.source)
     if options.command == "pack":
         from checks.student import pack, restore
 

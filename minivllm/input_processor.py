@@ -128,7 +128,7 @@ class InputProcessor:
             raise ValueError(f"Token id {bad} in the prompt is not in the vocabulary: ids go from 0 to {self.vocab_size - 1}.")
 
     def _checked_params(self, params: SamplingParams) -> SamplingParams:
-        """A copy, built anew: the caller's may have been changed since it was checked, and may change while the request runs."""
+        """A copy, checked again: the caller's may have changed since it was made, and may change while the request runs."""
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be a SamplingParams, got {params!r:.80}.")
         params = SamplingParams(**{field.name: getattr(params, field.name) for field in fields(params)})

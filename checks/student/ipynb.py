@@ -52,7 +52,26 @@ class Notebook:
 
 def read_notebook(path: Path) -> Notebook:
     """Raises Unreadable, saying what is wrong with the file."""
-    raw = _read_json(path)
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise Unreadable(f"it has {size / 1e6:.0f} MB; clear its outputs and save it again")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise Unreadable("it is not text in UTF-8") from None
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from None
+    return parse_notebook(path, text)
+
+
+def parse_notebook(path: Path, text: str) -> Notebook:
+    """`read_notebook` of a text; `path` only names it."""
+    if not text.strip():
+        raise Unreadable("it is empty")
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unreadable("it is not JSON, so no notebook, or one that was cut off while it was saved") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("nbformat"), int):
         raise Unreadable("it is JSON, and not a notebook")
     if raw["nbformat"] != 4 or not isinstance(raw.get("cells"), list):
@@ -63,24 +82,6 @@ def read_notebook(path: Path) -> Notebook:
     ours = metadata.get("minivllm") if metadata else None
     lab = str(ours["lab"]) if isinstance(ours, dict) and "lab" in ours else None
     return Notebook(path, lab, [_cell(cell) for cell in raw["cells"] if isinstance(cell, dict)], raw)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise Unreadable(f"it has {size / 1e6:.0f} MB; clear its outputs and save it again")
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise Unreadable("it is not text in UTF-8") from None
-    except OSError as error:
-        raise Unreadable(error.strerror or str(error)) from None
-    if not text.strip():
-        raise Unreadable("it is empty")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise Unreadable("it is not JSON, so no notebook, or one that was cut off while it was saved") from None
 
 
 def _cell(raw: dict[str, Any]) -> Cell:

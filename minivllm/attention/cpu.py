@@ -1,9 +1,9 @@
 """The CPU backend: decodes read the cache in place (the Numba kernel of `numba_kernels.py`), prefills go through PyTorch's
 fused attention (`sdpa.py`). Lab 04 measures it against `reference.py`.
 
-Measured on 2 cores, a model of 30 layers with 9 query and 3 kv heads of 64, bfloat16: one decode step of 32 sequences of 230
-tokens takes 67 ms by gather + SDPA, 31 ms by a plain Numba loop, 17 ms by this kernel; a quarter of what is left is reading
-memory.
+Measured in one run on 2 cores, bfloat16, 32 sequences of 230 tokens, 30 layers of 9 query and 3 kv heads of 64: gathering the
+blocks and calling SDPA takes 4.2 times as long as this kernel, a plain Numba loop over the block table 2.1 times. Reading the
+cache once at the memory's speed would take about half its time.
 """
 
 from __future__ import annotations

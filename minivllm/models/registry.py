@@ -263,7 +263,7 @@ def _eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, An
         value = source.get("eos_token_id")
         ids += value if isinstance(value, list) else [] if value is None else [value]
     if bad := [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or i < 0]:
-        raise ValueError(f"eos_token_id must be a token id or a list of them, got {bad[0]!r}. Correct it in the model's config.")
+        raise ValueError(f"eos_token_id must be a token id or a list of them, got {bad[0]!r}. Correct the model's config.")
     return tuple(dict.fromkeys(ids))
 
 

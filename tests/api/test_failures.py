@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -149,7 +149,7 @@ def test_after_shutdown_calls_are_refused(tokenizer: Tokenizer) -> None:
 
 
 def test_threads_that_call_at_once_take_turns(tokenizer: Tokenizer) -> None:
-    llm = make_llm(tokenizer, num_blocks=33)
+    llm = make_llm(tokenizer, num_blocks=33, max_num_seqs=6, fault=lambda step: time.sleep(2e-3))  # lets the others in, in mid-step
     prompts = [f"the fox {i}" for i in range(6)]
     alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0] for prompt in prompts]
     answers_of: dict[int, list[Any]] = {i: [] for i in range(6)}
@@ -158,16 +158,11 @@ def test_threads_that_call_at_once_take_turns(tokenizer: Tokenizer) -> None:
         for _ in range(10):
             answers_of[i].append(llm.generate(prompts[i], GREEDY, use_tqdm=False)[0].outputs[0])
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=call, args=(i,)) for i in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert answers_of == {i: [alone[i]] * 10 for i in range(6)}
     assert_idle(llm)
 
