@@ -75,7 +75,7 @@ SEAMS: dict[str, Seam] = {
             "worker/input_batch.py",
             "slot_mapping",
             "",
-            "slot_mapping(positions [T], block_table [M], block_size) -> slots [T]",
+            "slot_mapping(positions [T], block_table [M], block_size) -> slots [T]; NumPy arrays",
         ),
         _seam("write_kv", "attention/reference.py", "write_kv", "", "write_kv(key, value, kv_cache, slot_mapping)"),
         _seam(

@@ -384,4 +384,4 @@ def test_a_sampler_that_gives_something_else_is_named(tmp_path: Path, answer: An
 
     runner = make_runner(tmp_path, components={"sampler": Odd})
     with pytest.raises(ValueError, match=rf"The sampler .*Odd {words}"):
-        do(runner, step_of(new("a", [1], [1], sampling_params=SamplingParams(logprobs=2))))
+        do(runner, step_of(new("a", [1], [1], SamplingParams(logprobs=2))))
