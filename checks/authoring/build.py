@@ -33,10 +33,12 @@ from checks.authoring.source import (
     with_stubs,
 )
 from checks.authoring.validate import problems_of
+from checks.cloud import first_cell
 from checks.exercises import check_of, find
 from checks.student.home import write_atomically
 from checks.student.quiz import OPEN, as_markdown, find_question
 
+GET_READY = "get-ready"  # the id of the cell that every lab gets in front of its first code
 _PLACEHOLDER = re.compile(r"\{\{(\w+)(?: ([\w.]+))?\}\}")
 
 
@@ -51,6 +53,8 @@ def targets(source: Source) -> tuple[Path, Path]:
 
 def _notebook(source: Source, kind: str) -> NotebookNode:
     cells = [_cell(source, cell, kind) for cell in source.cells]
+    first_code = next((i for i, cell in enumerate(cells) if cell.cell_type == "code"), len(cells))
+    cells.insert(first_code, nbformat.v4.new_code_cell(first_cell(), id=GET_READY))
     metadata = {
         "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

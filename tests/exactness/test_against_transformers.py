@@ -29,7 +29,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "budget 2048": {"max_num_batched_tokens": 2048},
     "budget 64, no prefix caching": {"max_num_batched_tokens": 64, "enable_prefix_caching": False},
     "budget 2048, no prefix caching": {"max_num_batched_tokens": 2048, "enable_prefix_caching": False},
-    "a pool that preempts": {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24},
+    "a pool that preempts": {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 12},
     "blocks of 4": {"max_num_batched_tokens": 64, "block_size": 4},
 }
 
