@@ -8,6 +8,10 @@ BIN := $(VENV)/bin
 endif
 PY := $(BIN)/python
 
+# Tests that need neither the real model nor a Jupyter kernel.
+FAST := tests/core tests/sim tests/sampling tests/text tests/package tests/bench tests/worker tests/attention \
+	tests/labs/test_build.py tests/labs/test_quiz.py tests/labs/test_stages.py
+
 .PHONY: help demo test check lab build clean
 help:
 	@echo "make demo    set up, fetch the model (98 MB), generate text, and compare with transformers"
@@ -40,7 +44,7 @@ check: $(VENV)/.all
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest tests -q -m "not slow" -x $(PYTEST_ARGS)
+	$(PY) -m pytest $(FAST) -q -m "not slow" -x $(PYTEST_ARGS)
 
 build: $(VENV)/.all
 	$(PY) -m checks build --execute

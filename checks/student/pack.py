@@ -112,8 +112,8 @@ def main_pack(target: str, names: list[Path] | None) -> int:
     packed = pack(path, names)
     kinds = [name.partition("/")[0] for name in packed]
     print(
-        f"{path}: {kinds.count('notebooks')} notebooks, {sum('/answers/' in name for name in packed)} answers,"
-        f" {kinds.count('results')} results, {path.stat().st_size / 1e3:.0f} kB.\n"
+        f"{path}: notebooks {kinds.count('notebooks')}, answers {sum('/answers/' in name for name in packed)},"
+        f" results {kinds.count('results')}; {path.stat().st_size / 1e3:.0f} kB.\n"
         f"Elsewhere, in a clone: python -m checks unpack {path.name}"
     )
     return 0
