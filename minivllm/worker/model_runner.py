@@ -9,6 +9,7 @@ SchedulerOutput into sampled tokens. May not know the scheduler, blocks' owners,
 from __future__ import annotations
 
 import logging
+import os
 from inspect import isfunction
 from typing import Any
 
@@ -51,6 +52,7 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig, components: Components | None = None) -> None:
         components = components or Components()
+        self._process = os.getpid()
         self.device = choose_device(config.device)
         self.device_type = self.device.type
         self.config = config = config.resolved(self.device_type)
@@ -94,6 +96,8 @@ class ModelRunner:
     def submit(self, scheduler_output: SchedulerOutput) -> None:
         """Run the forward pass of a step. The tokens of the step before, if it is still in flight, are this one's input: it is
         waited for first."""
+        if os.getpid() != self._process:  # its threads are not here, and kernels would wait for them for ever
+            raise RuntimeError("The LLM was made before this process was forked: make one here, or start processes by spawn.")
         if self._in_flight is not None:
             self._in_flight.collect()
         self._submitted = None

@@ -385,3 +385,12 @@ def test_a_sampler_that_gives_something_else_is_named(tmp_path: Path, answer: An
     runner = make_runner(tmp_path, components={"sampler": Odd})
     with pytest.raises(ValueError, match=rf"The sampler .*Odd {words}"):
         do(runner, step_of(new("a", [1], [1], SamplingParams(logprobs=2))))
+
+
+def test_a_forked_process_is_told_instead_of_waiting_for_threads_it_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(tmp_path)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="before this process was forked"):
+        runner.submit(step_of(new("a", [1], [1])))
