@@ -53,9 +53,14 @@ def fastest_cpu_dtype() -> torch.dtype:
     """bfloat16 or float32, whichever multiplies a small batch by a 1024 x 1024 matrix faster: with AMX bfloat16 is 6 times
     faster, without any support of the processor it is many times slower. Some 50 ms, once per process."""
     seconds = {torch.float32: math.inf, torch.bfloat16: math.inf}
-    for _ in range(6):  # in turns: on a busy machine a disturbed moment must not decide
-        for dtype in seconds:
-            seconds[dtype] = min(seconds[dtype], _matmul_seconds(dtype))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine threads wait for one another: that would be measured, not the dtype
+    try:
+        for _ in range(4):  # in turns: a disturbed moment must not decide
+            for dtype in seconds:
+                seconds[dtype] = min(seconds[dtype], _matmul_seconds(dtype))
+    finally:
+        torch.set_num_threads(num_threads)
     return min(seconds, key=lambda dtype: seconds[dtype])
 
 
