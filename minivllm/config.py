@@ -119,6 +119,8 @@ class EngineConfig:
             if not isinstance(getattr(self, name), (bool, type(None))):
                 raise ValueError(f"{name} must be True, False, or None (on where possible), got {getattr(self, name)!r}.")
         self._need_int("seed", None)
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must fit into 64 bits, from -2**63 to 2**63 - 1, got {self.seed}.")
         self._need_int("block_size", 1)
         self._need_int("long_prefill_token_threshold", 0)
         for name, low in (

@@ -7,6 +7,7 @@ the model's answers and is not built here: an ignored setting would be a wrong m
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ _MODEL_TYPES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+_LARGEST_SIZE = 2**31 - 1  # what kernels index with; a larger number in a config is a typing error or an attack
 _MISTRAL_DEFAULT_WINDOW = 4096  # transformers' default where a Mistral config has no `sliding_window` key
 
 # Settings seen in configs of this kind that change the answers and are not built, with the values that ask for nothing.
@@ -135,7 +137,7 @@ class ModelConfig:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             max_position_embeddings=_size(config, "max_position_embeddings"),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
             rope=_rope(config),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=has_bias or bool(family.qkv_bias),
@@ -144,7 +146,7 @@ class ModelConfig:
             qk_norm=family.qk_norm,
             sliding_window=_sliding_window(config, family, num_layers),
             eos_token_ids=_eos_token_ids(config, generation_config or {}),
-            bos_token_id=config.get("bos_token_id"),
+            bos_token_id=_bos_token_id(config),
         )
 
     @classmethod
@@ -169,7 +171,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    named = list(config.get("architectures") or [])
+    named = config.get("architectures") or []
+    if not isinstance(named, list):
+        raise ValueError(f"The model's config needs architectures as a list of class names, got {named!r}.")
     if not named:  # a config saved without a model class names its model_type only
         named = [_MODEL_TYPES.get(str(config.get("model_type")), str(config.get("model_type")))]
     for name in named:
@@ -195,16 +199,26 @@ def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
 def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"The model's config needs {key} as a positive integer, got {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST_SIZE:
+        raise ValueError(f"The model's config needs {key} as an integer from 1 to {_LARGEST_SIZE}, got {value!r}.")
     return value
+
+
+def _number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """A finite positive number. A null is no number: a config that says null for one of these is broken."""
+    value = config.get(key, default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ValueError(f"The model's config needs {key} as a positive number, got {value!r}.")
+    return float(value)
 
 
 def _rope(config: Mapping[str, Any]) -> RopeConfig:
     """transformers 5 writes one dict, `rope_parameters`; transformers 4 wrote `rope_theta` beside `rope_scaling`."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"The model's config needs rope_parameters (or rope_scaling) as an object, got {rope!r}.")
     theta = rope.get("rope_theta", config.get("rope_theta"))
-    theta = 10000.0 if theta is None else float(theta)
+    theta = 10000.0 if theta is None else _number({"rope_theta": theta}, "rope_theta")
     rope_type = str(rope.get("rope_type", rope.get("type", "default")))
     if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ValueError(
@@ -216,11 +230,13 @@ def _rope(config: Mapping[str, Any]) -> RopeConfig:
     if missing := [key for key in needed if key not in rope]:
         raise ValueError(f"rope_type {rope_type!r} needs {', '.join(missing)} in the config's rope parameters.")
     if rope_type == "linear":
-        return RopeConfig(theta, rope_type, factor=float(rope["factor"]))
+        return RopeConfig(theta, rope_type, factor=_number(rope, "factor"))
     if rope_type == "llama3":
-        original = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        return RopeConfig(theta, rope_type, float(rope["factor"]), low, high, int(original))
+        original = _size(rope, "original_max_position_embeddings", _size(config, "max_position_embeddings"))
+        low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
+        if not low < high:
+            raise ValueError(f"rope_type 'llama3' needs low_freq_factor={low} below high_freq_factor={high}.")
+        return RopeConfig(theta, rope_type, _number(rope, "factor"), low, high, original)
     raise ValueError(
         f"Rotary embedding of type {rope_type!r} ({rope}) is not served; minivllm serves 'default', 'linear' and 'llama3'. A"
         " model stretched by YaRN or dynamic scaling works without it up to its original length: delete it from config.json."
@@ -237,6 +253,8 @@ def _sliding_window(config: Mapping[str, Any], family: Family, num_layers: int) 
         )
     layer_types = config.get("layer_types")
     if layer_types is not None:
+        if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+            raise ValueError(f"The model's config needs layer_types as a list of names, one a layer, got {layer_types!r:.80}.")
         unknown = set(layer_types) - {"full_attention", "sliding_attention"}
         if unknown or len(layer_types) != num_layers:
             what = ", ".join(sorted(unknown)) or f"{len(layer_types)} entries for {num_layers} layers"
@@ -249,6 +267,8 @@ def _sliding_window(config: Mapping[str, Any], family: Family, num_layers: int) 
     else:
         window = config.get("sliding_window", 4096) if family.window_key and config.get(family.window_key) else None
         first = config.get("max_window_layers", 28)
+        if not isinstance(first, int) or isinstance(first, bool):
+            raise ValueError(f"The model's config needs max_window_layers as an integer, got {first!r}.")
         windowed = [window is not None and i >= first for i in range(num_layers)]
         if layer_types is not None:
             windowed = [t == "sliding_attention" for t in layer_types]
@@ -265,6 +285,13 @@ def _eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, An
     if bad := [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or i < 0]:
         raise ValueError(f"eos_token_id must be a token id or a list of them, got {bad[0]!r}. Correct the model's config.")
     return tuple(dict.fromkeys(ids))
+
+
+def _bos_token_id(config: Mapping[str, Any]) -> int | None:
+    value = config.get("bos_token_id")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise ValueError(f"bos_token_id must be a token id or null, got {value!r}. Correct the model's config.")
+    return value
 
 
 def _known(

@@ -106,7 +106,12 @@ def _fill_from_folder(decoder: Decoder, folder: Path) -> None:
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
         index = read_json(folder / _INDEX)
-        files = sorted({folder / name for name in index["weight_map"].values()})
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ValueError(f"{folder / _INDEX} must have a weight_map from tensor names to files. Fetch the model again.")
+        if outside := [name for name in weight_map.values() if Path(name).name != name]:
+            raise ValueError(f"{folder / _INDEX} names {outside[0]!r}: weights must lie in the model's own folder.")
+        files = sorted({folder / name for name in weight_map.values()})
     else:
         files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
     if not files and (list(folder.glob("*.bin")) or list(folder.glob("*.pth"))):

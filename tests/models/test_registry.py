@@ -34,6 +34,37 @@ def test_end_tokens_that_are_no_ids_are_refused(value: Any) -> None:
         ModelConfig.from_hf(BASE, {"eos_token_id": value})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rms_norm_eps", None),
+        ("rms_norm_eps", "1e-5"),
+        ("rms_norm_eps", 0),
+        ("rope_theta", "abc"),
+        ("rope_theta", 0),
+        ("rope_theta", -1e4),
+        ("rope_theta", float("inf")),
+        ("rope_parameters", ["default"]),
+        ("architectures", 3),
+        ("architectures", "LlamaForCausalLM"),
+        ("vocab_size", 10**13),
+        ("hidden_size", "64"),
+        ("bos_token_id", "<s>"),
+        ("layer_types", 3),
+        ("layer_types", [["full_attention"]] * 3),
+    ],
+)
+def test_a_value_of_the_wrong_kind_or_size_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{key}.*got "):
+        config(**{key: value})
+
+
+@pytest.mark.parametrize("change", [{"factor": 0}, {"factor": None}, {"low_freq_factor": "1"}, {"low_freq_factor": 4.0}])
+def test_broken_llama3_scaling_is_named(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        config(rope_parameters={**LLAMA3, **change})
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_family_s_config_as_transformers_saves_it_is_read(tmp_path: Path, kind: str) -> None:
     model = tiny_model(kind)
@@ -142,9 +173,9 @@ def test_settings_that_ask_for_nothing_pass() -> None:
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"])
 def test_a_missing_or_impossible_size_is_named(key: str) -> None:
-    with pytest.raises(ValueError, match=f"{key} as a positive integer, got None"):
+    with pytest.raises(ValueError, match=f"{key} as an integer from 1 to 2147483647, got None"):
         ModelConfig.from_hf({k: v for k, v in BASE.items() if k != key})
-    with pytest.raises(ValueError, match=f"{key} as a positive integer, got -1"):
+    with pytest.raises(ValueError, match=f"{key} as an integer from 1 to 2147483647, got -1"):
         config(**{key: -1})
 
 

@@ -97,6 +97,14 @@ def test_a_missing_shard_is_named(make_model: MakeModel) -> None:
         load_model(folder, dtype=torch.float32)
 
 
+@pytest.mark.parametrize("weight_map", [None, ["a"], {"lm_head.weight": 3}, {"lm_head.weight": "../other/model.safetensors"}])
+def test_a_broken_index_is_named(make_model: MakeModel, weight_map: object) -> None:
+    folder, _ = make_model()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json"):
+        load_model(folder, dtype=torch.float32)
+
+
 def test_pickled_weights_are_refused_with_the_way_to_convert_them(make_model: MakeModel) -> None:
     folder, _ = make_model()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
