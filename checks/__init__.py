@@ -36,10 +36,11 @@ _HOMES = {
     "live": "figures",
     "save_result": "results",
     "journey": "results",
+    "reference_results": "results",
 }
 __all__ = [
     "CheckFailed", "check", "components", "hint", "journey", "live", "need", "new_figure", "predict", "progress", "quiz",
-    "recall", "reset", "save_result", "show", "show_diff", "skip", "solution", "start", "use", "whose",
+    "recall", "reference_results", "reset", "save_result", "show", "show_diff", "skip", "solution", "start", "use", "whose",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from checks.student.lab import start, whose
     from checks.student.overview import progress
     from checks.student.quiz import predict, quiz, recall
-    from checks.student.results import journey, save_result
+    from checks.student.results import journey, reference_results, save_result
 
 
 def __getattr__(name: str) -> Any:

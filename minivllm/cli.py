@@ -39,6 +39,7 @@ _CHOICES = {
     "dtype": config_module.DTYPES,
     "load_format": config_module.LOAD_FORMATS,
     "scheduling_policy": config_module.POLICIES,
+    "prefix_cache": config_module.PREFIX_CACHES,
     "attention_backend": config_module.ATTENTION_BACKENDS,
     "generation_config": config_module.GENERATION_CONFIGS,
 }
@@ -154,10 +155,9 @@ def _sampling_params(args: argparse.Namespace, llm: LLM) -> SamplingParams:
 
     given = _sampling_flags(args)
     default = llm.get_default_sampling_params()
-    values = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
     if default.max_tokens == SamplingParams().max_tokens:  # vLLM's 16 is for its API, not for a person at a terminal
-        values["max_tokens"] = DEFAULT_MAX_TOKENS
-    return SamplingParams(**values | given)
+        given = {"max_tokens": DEFAULT_MAX_TOKENS} | given
+    return default.replaced(**given)
 
 
 def _sampling_flags(args: argparse.Namespace) -> dict[str, Any]:

@@ -63,10 +63,17 @@ SEAMS: dict[str, Seam] = {
             " allocate_slots, free, get_block_ids, reset_prefix_cache",
         ),
         _seam(
+            "radix_cache",
+            "core/radix_cache.py",
+            "RadixCache",
+            "radix",
+            "class(): match_prefix(keys), insert(keys, blocks, start, end), evict(block), reset(), len()",
+        ),
+        _seam(
             "scheduler",
             "core/scheduler.py",
             "Scheduler",
-            "stops, whole prompts, preemption, chunking, mixed batches, priority",
+            "stops, whole prompts, preemption, chunking, mixed batches, priority, longest prefix",
             "class(config, kv_cache_manager): requests, add_request, schedule, update_from_output, requests_in,"
             " finish_requests",
         ),
@@ -96,7 +103,7 @@ SEAMS: dict[str, Seam] = {
             "sampler",
             "sampling/sampler.py",
             "Sampler",
-            "temperature, top_k, top_p, min_p, logprobs",
+            "temperature, top_k, top_p, min_p, logprobs, penalties, logit_bias, allowed_token_ids, bad_words",
             "class: __call__(logits [B, V] float32, SamplingMetadata) -> SamplerOutput",
         ),
         _seam(
@@ -104,7 +111,8 @@ SEAMS: dict[str, Seam] = {
             "text/detokenizer.py",
             "IncrementalDetokenizer",
             "",
-            "class: cls(tokenizer, prompt_token_ids=...), push(token_id) -> str, finish() -> str",
+            "class: cls(tokenizer, prompt_token_ids=...), push(token_id) -> str, finish() -> str; skip_special_tokens=False is"
+            " passed where a request asks for it",
         ),
     )
 }

@@ -12,8 +12,9 @@ from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-POLICIES = ("fcfs", "priority")
-ATTENTION_BACKENDS = ("auto", "naive", "reference", "cpu")
+POLICIES = ("fcfs", "priority", "longest_prefix")
+PREFIX_CACHES = ("hash", "radix")
+ATTENTION_BACKENDS = ("auto", "naive", "reference", "cpu", "triton")
 GENERATION_CONFIGS = ("auto", "vllm")
 
 # Names vLLM's LLM() takes that this engine does not serve, with the values that change nothing.
@@ -48,10 +49,12 @@ class EngineConfig:
         seed: keys the noise of requests that bring no seed of their own, and dummy weights.
         generation_config: "auto" uses the model's generation_config.json for default sampling, "vllm" does not.
         device: "auto", "cpu" or "cuda".
-        attention_backend: "auto" (the fastest here), "cpu" (Numba and SDPA), "reference" (plain PyTorch), "naive".
+        attention_backend: "auto" (the fastest here), "triton" (GPU kernels), "cpu" (Numba and SDPA), "reference" (plain PyTorch),
+        "naive".
     KV cache
         block_size: token slots per block.   enable_prefix_caching: reuse KV of equal prefixes; None is on, unless a replaced
         component cannot (True refuses such a component).
+        prefix_cache: how cached prefixes are found: "hash" (a chain of block hashes, vLLM's way) or "radix" (a tree, SGLang's).
         kv_cache_memory_bytes: KV pool size in bytes; None is a share of free RAM on CPU, profiled on CUDA.
         gpu_memory_utilization: share of the GPU's memory for weights, activations and KV together.
         num_gpu_blocks_override: number of blocks, whatever the memory (includes the null block).
@@ -61,7 +64,10 @@ class EngineConfig:
         enable_chunked_prefill: a prompt may be computed in several steps; without it the budget must hold
         max_model_len. None is on, unless a replaced scheduler cannot (True refuses such a scheduler).
         long_prefill_token_threshold: most tokens of one prompt per step while others run; 0 is off.
-        scheduling_policy: "fcfs" or "priority" (lower priority value first).
+        scheduling_policy: "fcfs", "priority" (lower priority value first), or "longest_prefix" (ours: of those who have waited
+        longest, the one with most of its prompt cached first; nobody is passed over for ever).
+    Observing
+        trace: record what every step does, in `llm.trace`; it grows until `llm.trace.clear()`.
     """
 
     model: str = "smollm2-135m"
@@ -75,6 +81,7 @@ class EngineConfig:
     max_model_len: int | None = None
     block_size: int = 16
     enable_prefix_caching: bool | None = None
+    prefix_cache: str = "hash"
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
@@ -83,6 +90,7 @@ class EngineConfig:
     enable_chunked_prefill: bool | None = None
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
+    trace: bool = False
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
@@ -109,6 +117,7 @@ class EngineConfig:
             ("device", ("auto", "cpu", "cuda")),
             ("attention_backend", ATTENTION_BACKENDS),
             ("scheduling_policy", POLICIES),
+            ("prefix_cache", PREFIX_CACHES),
         ):
             value = getattr(self, name)
             if value not in allowed:
@@ -118,6 +127,8 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):
             if not isinstance(getattr(self, name), (bool, type(None))):
                 raise ValueError(f"{name} must be True, False, or None (on where possible), got {getattr(self, name)!r}.")
+        if not isinstance(self.trace, bool):
+            raise ValueError(f"trace must be True or False, got {self.trace!r}.")
         self._need_int("seed", None)
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit into 64 bits, from -2**63 to 2**63 - 1, got {self.seed}.")
@@ -135,6 +146,11 @@ class EngineConfig:
         u = self.gpu_memory_utilization
         if not isinstance(u, (int, float)) or isinstance(u, bool) or not 0 < u <= 1:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {u!r}.")
+        for name, value in (("prefix_cache", "radix"), ("scheduling_policy", "longest_prefix")):
+            if getattr(self, name) == value and self.enable_prefix_caching is False:
+                raise ValueError(
+                    f"{name}={value!r} needs a prefix cache, which enable_prefix_caching=False forbids. Leave one of them out."
+                )
         if self.enable_chunked_prefill is False and self.long_prefill_token_threshold:
             raise ValueError(
                 f"long_prefill_token_threshold={self.long_prefill_token_threshold} cuts long prompts into chunks, which"

@@ -21,10 +21,10 @@ _FIELDS = {  # its name -> ours
     "top_p": "top_p",
     "min_p": "min_p",
     "max_new_tokens": "max_tokens",
+    "repetition_penalty": "repetition_penalty",
 }
 # What it may ask that would change the text and is not served, with the values that ask for nothing.
 _NOT_SERVED: dict[str, tuple[Any, ...]] = {
-    "repetition_penalty": (1.0,),
     "no_repeat_ngram_size": (0,),
     "num_beams": (1,),
     "typical_p": (1.0,),
@@ -46,8 +46,8 @@ def default_sampling_params(folder: Path | None, components: Components) -> Samp
         if value is not None and value not in neutral:
             logger.warning("%s recommends %s=%r, which minivllm does not serve: sampling without it.", file, name, value)
     values = {ours: recommended[theirs] for theirs, ours in _FIELDS.items() if recommended.get(theirs) is not None}
-    for name in ("top_k", "top_p", "min_p"):
-        if name in values and not components.require("sampler", name, None):
+    for name, capability in (("top_k",) * 2, ("top_p",) * 2, ("min_p",) * 2, ("repetition_penalty", "penalties")):
+        if name in values and not components.require("sampler", capability, None):
             del values[name]
     try:
         params = SamplingParams(**values)

@@ -13,7 +13,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -30,11 +30,20 @@ _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 @dataclass(slots=True)
 class ProcessedRequest:
-    """A request the core can take, and what only the front end needs to know of it."""
+    """A request as its user sees it, and as the core does: one request for each of the n completions.
 
-    core: EngineCoreRequest
+    request_id is unique in the life of the engine: a user may reuse an id while its old request is being aborted.
+    """
+
+    request_id: str
     user_id: str
     prompt: str | None
+    cores: list[EngineCoreRequest]
+
+    @property
+    def core(self) -> EngineCoreRequest:
+        """The first: what it says of prompt and parameters goes for all."""
+        return self.cores[0]
 
 
 class InputProcessor:
@@ -65,26 +74,34 @@ class InputProcessor:
         self, user_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, arrival_time: float | None = None
     ) -> ProcessedRequest:
         """Tokenize and check one request. Raises ValueError naming the value, the limit and what to change."""
-        text, token_ids, cache_salt = self._parse(prompt)
-        self._check_prompt(token_ids)
         params = self._checked_params(params)
+        text, token_ids, cache_salt = self._parse(prompt)
+        token_ids = self._truncated(token_ids, params)
+        self._check_prompt(token_ids)
         if not isinstance(priority, Integral):
             raise ValueError(f"priority must be an integer, got {priority!r:.80}.")
         if priority and self.config.scheduling_policy != "priority":
             raise ValueError(
                 f'priority={priority} needs LLM(scheduling_policy="priority"); this engine serves first come first.'
             )
-        request = EngineCoreRequest(
-            request_id=f"{user_id}-{uuid.uuid4().hex[:8]}",  # a user may reuse an id while its old request is being aborted
-            prompt_token_ids=token_ids,
-            sampling_params=params,
-            seed=self._draw_seed() if params.seed is None else params.seed,
-            eos_token_ids=self.eos_token_ids,
-            arrival_time=time.monotonic() if arrival_time is None else arrival_time,
-            priority=int(priority),
-            cache_salt=cache_salt,
-        )
-        return ProcessedRequest(request, user_id, text)
+        request_id = f"{user_id}-{uuid.uuid4().hex[:8]}"
+        seed = self._draw_seed() if params.seed is None else params.seed
+        cores = [
+            EngineCoreRequest(
+                request_id=request_id if params.n == 1 else f"{i}_{request_id}",
+                prompt_token_ids=token_ids,
+                sampling_params=params,
+                seed=seed + i,
+                eos_token_ids=self.eos_token_ids,
+                arrival_time=time.monotonic() if arrival_time is None else arrival_time,
+                priority=int(priority),
+                cache_salt=cache_salt,
+                skip_reading_prefix_cache=params.prompt_logprobs is not None,
+                external_req_id=user_id,
+            )
+            for i in range(params.n)
+        ]
+        return ProcessedRequest(request_id, user_id, text, cores)
 
     def _parse(self, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
         """(text, token ids, cache salt) of a prompt in any of its shapes."""
@@ -112,6 +129,19 @@ class InputProcessor:
             raise ValueError("The prompt is empty: it must have at least one character.")
         return self.tokenizer.encode(text)
 
+    def _truncated(self, token_ids: list[int], params: SamplingParams) -> list[int]:
+        keep = params.truncate_prompt_tokens
+        if keep is None:
+            return token_ids
+        if keep >= self.max_model_len:
+            raise ValueError(
+                f"SamplingParams.truncate_prompt_tokens={keep} is too long: max_model_len={self.max_model_len} leaves room for"
+                f" {self.max_model_len - 1} prompt tokens."
+            )
+        if keep == -1:
+            keep = max(1, self.max_model_len - (params.max_tokens or 1))
+        return token_ids[-keep:]
+
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise ValueError("The prompt is empty: it must have at least one token.")
@@ -131,16 +161,31 @@ class InputProcessor:
         """A copy, checked again: the caller's may have changed since it was made, and may change while the request runs."""
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be a SamplingParams, got {params!r:.80}.")
-        params = SamplingParams(**{field.name: getattr(params, field.name) for field in fields(params)})
-        if bad := [t for t in params.stop_token_ids if t >= self.vocab_size]:
-            raise ValueError(
-                f"SamplingParams.stop_token_ids={bad[0]} is not in the vocabulary: ids go from 0 to {self.vocab_size - 1}."
-            )
+        params = params.replaced()
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            if bad := [t for t in getattr(params, name) if t >= self.vocab_size]:
+                raise ValueError(
+                    f"SamplingParams.{name}={bad[0]} is not in the vocabulary: ids go from 0 to {self.vocab_size - 1}."
+                )
         if params.stop and self.tokenizer is None:
             raise ValueError("SamplingParams.stop needs a tokenizer, and this model has none: use stop_token_ids.")
-        for capability, value in asked_of_sampler(params).items():
-            self.components.require("sampler", capability, f"SamplingParams.{capability}={value}")
+        for capability, asked in asked_of_sampler(params).items():
+            self.components.require("sampler", capability, f"SamplingParams.{asked}")
+        params.bad_words_token_ids = [ids for word in params.bad_words for ids in self._spellings(word)]
         return params
+
+    def _spellings(self, word: str) -> list[list[int]]:
+        """The token ids of a bad word: as it stands and, as in vLLM, after a space, if that is as many tokens and another first
+        one (else the first spelling already keeps it out)."""
+        if self.tokenizer is None:
+            raise ValueError("SamplingParams.bad_words needs a tokenizer, and this model has none.")
+        bare, spaced = (self.tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False) for prefix in ("", " "))
+        found = [bare]
+        if spaced[0] != bare[0] and len(spaced) == len(bare):
+            found.append(spaced)
+        if bad := [t for ids in found for t in ids if t >= self.vocab_size]:
+            raise ValueError(f"SamplingParams.bad_words has {word!r}, whose token {bad[0]} the model does not know.")
+        return found
 
     def _draw_seed(self) -> int:
         """A seed for a request that brings none: the n-th such request of an engine gets the same one in every run."""
@@ -161,16 +206,25 @@ def as_prompt_list(prompts: Any) -> list[Prompt]:
     return [items] if all(isinstance(item, Integral) for item in items) else items
 
 
-def asked_of_sampler(params: SamplingParams) -> dict[str, Any]:
-    """What the parameters ask of the sampler beyond the argmax: capability -> the value that asks for it."""
-    values = {
-        "temperature": (params.temperature, not params.is_greedy),
-        "top_k": (params.top_k, params.top_k > 0),
-        "top_p": (params.top_p, params.top_p < 1),
-        "min_p": (params.min_p, params.min_p > 0),
-        "logprobs": (params.logprobs, params.logprobs is not None),
+def asked_of_sampler(params: SamplingParams) -> dict[str, str]:
+    """What the parameters ask of the sampler beyond the argmax: capability -> the field and value that ask for it."""
+    asked = {
+        "temperature": (not params.is_greedy, "temperature"),
+        "top_k": (params.top_k > 0, "top_k"),
+        "top_p": (params.top_p < 1, "top_p"),
+        "min_p": (params.min_p > 0, "min_p"),
+        "logprobs": (params.logprobs is not None, "logprobs"),
+        "penalties": (params.has_penalties, _first_penalty(params)),
+        "logit_bias": (bool(params.logit_bias), "logit_bias"),
+        "allowed_token_ids": (bool(params.allowed_token_ids), "allowed_token_ids"),
+        "bad_words": (bool(params.bad_words), "bad_words"),
     }
-    return {name: value for name, (value, asked) in values.items() if asked}
+    return {name: f"{field}={getattr(params, field)!r:.80}" for name, (is_asked, field) in asked.items() if is_asked}
+
+
+def _first_penalty(params: SamplingParams) -> str:
+    neutral = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}
+    return next((name for name, off in neutral.items() if getattr(params, name) != off), "presence_penalty")
 
 
 def _as_token_ids(value: Any) -> list[int]:

@@ -31,6 +31,7 @@ from minivllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from minivllm.core.engine_core import EngineCore
     from minivllm.models.registry import ModelConfig
+    from minivllm.observe.trace import Trace
 
 logger = logging.getLogger("minivllm")
 
@@ -132,6 +133,11 @@ class LLM:
     @property
     def engine_core(self) -> EngineCore:
         return self.llm_engine.engine_core
+
+    @property
+    def trace(self) -> Trace | None:
+        """What every step did, with LLM(trace=True); None without. It grows until `trace.clear()`."""
+        return getattr(self.engine_core, "trace", None)
 
     # ---------------------------------------------------------------- text out
 

@@ -19,7 +19,7 @@ from types import FrameType
 from minivllm.components import Components
 from minivllm.config import EngineConfig
 from minivllm.core.engine_core import EngineCore, apply_capabilities
-from minivllm.core.step import Executor
+from minivllm.core.step import Executor, FinishReason
 from minivllm.input_processor import InputProcessor, Prompt
 from minivllm.output_processor import OutputKind, OutputProcessor
 from minivllm.outputs import RequestOutput
@@ -49,7 +49,12 @@ class LLMEngine:
         config = apply_capabilities(config, components).fit_max_model_len(model_max_len, executor.num_blocks)
         self.config = config
         self.executor = executor
-        self.engine_core = EngineCore(config, executor, components, vocab_size)
+        engine_core: type[EngineCore] = EngineCore
+        if config.trace:
+            from minivllm.observe.recorder import RecordingEngineCore
+
+            engine_core = RecordingEngineCore
+        self.engine_core = engine_core(config, executor, components, vocab_size)
         self.input_processor = InputProcessor(
             config,
             tokenizer,
@@ -70,14 +75,15 @@ class LLMEngine:
         """Queue a request whose outputs go to `sink`; nothing runs yet. Returns its internal id. ValueError for a bad one."""
         request = self.input_processor.process(user_id, prompt, params, priority=priority)
         with self._at_work():
-            self.engine_core.add_request(request.core)
             try:
+                for core in request.cores:
+                    self.engine_core.add_request(core)
                 self.output_processor.add_request(request, kind)
             except BaseException:  # a detokenizer that cannot be built: nobody would take the request out again
-                self.engine_core.abort_requests([request.core.request_id])
+                self.engine_core.abort_requests([core.request_id for core in request.cores])
                 raise
-            self._sinks[request.core.request_id] = sink
-        return request.core.request_id
+            self._sinks[request.request_id] = sink
+        return request.request_id
 
     def next_output(self, sink: Sink, after_step: Callable[[], None] | None = None) -> tuple[str, RequestOutput]:
         """The next output in a sink; steps the engine until there is one. Raises RuntimeError if there can be none any more."""
@@ -98,7 +104,7 @@ class LLMEngine:
             self._abort_abandoned()
             try:
                 processed = self.output_processor.process(self.engine_core.step())
-                self.engine_core.abort_requests(processed.to_abort)
+                self.engine_core.abort_requests(processed.to_abort, FinishReason.STOP)
             except BaseException:
                 # Not a failed forward, of which the core fails the requests alone: a broken part. Nothing it touched is kept.
                 for request_id in list(self._sinks):
@@ -114,10 +120,10 @@ class LLMEngine:
         """End requests and free their blocks; their consumers hear nothing more. Ids of ended ones are skipped."""
         with self._at_work():
             ids = [request_id for request_id in request_ids if request_id in self._sinks]
-            self.output_processor.abort(ids)
+            core_ids = self.output_processor.abort(ids)
             for request_id in ids:
                 del self._sinks[request_id]
-            self.engine_core.abort_requests(ids)
+            self.engine_core.abort_requests(core_ids)
 
     def abandon(self, request_id: str) -> None:
         """`abort` for the garbage collector, which may call in the middle of anything: then it waits for the next step."""

@@ -45,7 +45,8 @@ class RequestMetrics:
 @dataclass(slots=True)
 class RequestOutput:
     """The state of one request as its user sees it. `num_cached_tokens` counts the prompt tokens found in the prefix cache at
-    first admission. `error` says what failed when finish_reason is "error"."""
+    first admission. `prompt_logprobs`, when asked for, has one entry per prompt token, None for the first; in a stream it comes
+    with the first output. `error` says what failed when finish_reason is "error"."""
 
     request_id: str
     prompt: str | None
@@ -53,6 +54,6 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
-    prompt_logprobs: None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     error: str | None = None

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 
 from checks import hint, need, predict, quiz, recall, skip, solution, start
-from checks import journey, new_figure, save_result, show
+from checks import journey, new_figure, reference_results, save_result, show
 from minivllm.models.layers import rms_norm
 from minivllm.models.rope import rotary_table
 from minivllm.sim.cost_model import decode_step_flops, kv_bytes_per_token
@@ -67,7 +67,7 @@ config = decoder.config
 #
 # It returned 5, and should return 6. ...
 #
-# 1 of 7 cases are right; this is the smallest that is not.
+# 1 of 7 cases is right; this is the smallest that is not.
 # ```
 #
 # That is all that red ever means: a call, what came back, what should have. Nothing is broken, nothing is counted against you. Ask for
@@ -334,15 +334,20 @@ save_result(
 )
 
 # %% id="experiment-plot"
-recall("0.p1")
 largest = batches[-1]
 gain = speed[largest] / speed[1]
+small = f"{largest} sequences made {gain:.1f} times the tokens of one. The arithmetic of a few already fills this machine, or others use it."
+recall("0.p1", but=small if gain < 3 else "")
 
-figure, axes = new_figure(height=3.6)
+figure, axes = new_figure(height=4.0)
+elsewhere = {r["name"]: r["step_seconds"] for r in reference_results("00") if r["model"] == lab.model}
+for (name, steps), line in zip(elsewhere.items(), ("-", ":", "-.")):
+    others = [b for b in batches if str(b) in steps]
+    axes.loglog(others, [b / steps[str(b)] for b in others], linestyle=line, color="#bbbbbb", linewidth=1, label=name)
 axes.loglog(batches, [b / predicted[b] for b in batches], linestyle="--", color="#777777", label="your prediction")
-axes.loglog(batches, list(speed.values()), marker="o", label="measured")
+axes.loglog(batches, list(speed.values()), marker="o", color="#0072B2", label="measured here")
 for b in (1, largest):
-    axes.annotate(f"{speed[b]:.0f}", (b, speed[b]), xytext=(0, 8), textcoords="offset points", ha="center")
+    axes.annotate(f"{speed[b]:.0f}", (b, speed[b]), xytext=(0, -16), textcoords="offset points", ha="center")
 axes.set_xticks(batches, batches, minor=False)
 axes.minorticks_off()
 axes.yaxis.set_major_formatter("{x:g}")
@@ -353,16 +358,16 @@ show(
     figure,
     alt="Tokens per second against the batch size, both logarithmic. Measured: "
     + ", ".join(f"{s:.0f} at batch {b}" for b, s in speed.items())
-    + f". Predicted: {1 / predicted[1]:.0f} at batch 1, {largest / predicted[largest]:.0f} at batch {largest}.",
+    + f". Predicted: {1 / predicted[1]:.0f} at batch 1, {largest / predicted[largest]:.0f} at batch {largest}."
+    + "".join(f" For comparison, {name}: {1 / steps['1']:.0f} at batch 1." for name, steps in elsewhere.items()),
 )
-if gain < 3:
-    print("Less than 3 times here: the arithmetic of a few sequences already fills this machine (or others use it too).")
 
 # %% [markdown] id="experiment-reading"
 # The prediction is a **ceiling**: nothing in it is wasted. Measured dots lie below it, and the distance is what software could still
 # win. Look where it is largest. Often that is in the middle, where a few sequences share the weights: a matrix library that is
 # excellent for one vector, and for large matrices, may do poorly for four rows. On a GPU the whole curve may lie far below, with
-# hundreds of launches that the processor waits for: Lab 09 closes that gap.
+# hundreds of launches that the processor waits for: Lab 09 closes that gap. (Pale lines, if there are any: the same cell on other
+# machines.)
 #
 # **Where batching does not help.** Look at one user: a step at the largest batch takes longer than at batch 1, so each single answer comes
 # *slower*. Batching buys tokens for all with time of each.
@@ -475,7 +480,7 @@ for name in ("T4", "L4", "A100-80GB", "H100-SXM", "H200"):
 # | what you see | what to do |
 # |---|---|
 # | `No module named 'checks'` | The notebook runs in another Python. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
-# | `name 'lab' is not defined` (or `device`, `decode_step`) | The kernel was restarted. Run the cells from the top: Run, Run All Above |
+# | `name 'lab' is not defined` (or `need`, `device`, `decode_step`) | The kernel was restarted. Run the cells from the top: Run, Run All Above |
 # | "not attempted yet" | The `raise NotImplementedError` line is still there. Replace it, run the cell again |
 # | "... lives in your notebook; define it in this cell" | A check sees its own cell alone. Move the definition or the import into it |
 # | Dots above the roof, or a curve that jumps | Other programs are using the machine. Close them, or run the measuring cells again |
@@ -487,7 +492,7 @@ for name in ("T4", "L4", "A100-80GB", "H100-SXM", "H200"):
 # %% [markdown] id="check-yourself"
 # ## Check yourself
 #
-# Write the letter in place of the question mark and run the cell. Every answer is explained, also the wrong ones.
+# Write the letter, or the number, between the quotation marks in place of the question mark, and run the cell. Every answer is explained, also the wrong ones.
 #
 # {{question 0.q1}}
 
@@ -536,7 +541,7 @@ quiz("0.q4", lambda size, bandwidth, batch: batch / (size / bandwidth))
 # ## Next: Lab 01, the forward pass
 #
 # You have treated the model as a pile of matrices. Next you open it, write its three essential functions, and let 30 layers of your own
-# code say the same as a library that a million people use. Your first bar on the journey:
+# code say the same as a library that a million people use. Your first dot on the journey:
 
 # %% id="journey"
 journey()

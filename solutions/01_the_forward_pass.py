@@ -449,10 +449,16 @@ save_result(
 )
 
 # %% id="experiment-plot"
-recall("1.p2")
 longest = max(measured)
 attention, matrices = measured[longest]["attention"], measured[longest]["layers' matrices"]
 of_time, of_operations = attention / (attention + matrices), longest / (longest + crossing)
+if longest < 1024:
+    why = f"it went up to {longest} tokens."
+elif of_time < 1.5 * of_operations:
+    why = f"attention took {of_time:.0%} of the layers' time: the tables of scores stay in this machine's caches, perhaps."
+else:
+    why = ""
+recall("1.p2", but=why)
 print(f"\nAt {longest} tokens attention is {of_operations:.0%} of the layers' operations, and {of_time:.0%} of their time.")
 
 figure, axes = new_figure(height=3.4)
@@ -471,8 +477,6 @@ show(
         f"{part}: " + ", ".join(f"{1000 * parts[part]:.1f} at {length}" for length, parts in measured.items()) for part in PARTS
     ),
 )
-if of_time < of_operations:
-    print("Less than its share of operations here: up to this length the tables of scores fit into this machine's caches.")
 
 # %% [markdown] id="experiment-reading"
 # The lines of matrices and logits rise with the length, attention's rises with its square. And it is dearer than its operations say, since
@@ -499,7 +503,7 @@ if of_time < of_operations:
 # | what you see | what to do |
 # |---|---|
 # | `No module named 'checks'` | The notebook runs in another Python. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
-# | `name 'lab' is not defined` (or `decoder`, `config`) | The kernel was restarted. Run the set-up cell at the top, then this one |
+# | `name 'lab' is not defined` (or `need`, `decoder`, `config`) | The kernel was restarted. Run the set-up cell at the top, then this one |
 # | "not passed yet: using the reference" | Fine: you can go on, and come back to that exercise |
 # | "mat1 and mat2 shapes cannot be multiplied" | A matrix is `[out, in]`: use `F.linear(h, matrix)`, or `h @ matrix.T` |
 # | "shape '[...]' is invalid for input" | Print `.shape` line by line. In 1.3 `.view(len(x), -1, weights.head_dim)` finds the number of heads itself |
@@ -511,7 +515,7 @@ if of_time < of_operations:
 # %% [markdown] id="check-yourself"
 # ## Check yourself
 #
-# Write the letter in place of the question mark and run the cell. Every answer is explained, also the wrong ones.
+# Write the letter, or the number, between the quotation marks in place of the question mark, and run the cell. Every answer is explained, also the wrong ones.
 #
 # {{question 1.q1}}
 

@@ -232,6 +232,7 @@ for i, temperature in enumerate(settings):
     rest.append(1 - sum(bars))
     places = [n + 0.27 * (i - 1) for n in range(7)]
     axes.bar(places, [*bars, rest[-1]], width=0.25, label=f"temperature {temperature}")
+    axes.annotate(f"{rest[-1]:.0%}", (places[-1], rest[-1]), ha="center", va="bottom", fontsize=8)
 axes.set_xticks(range(7), [*names, f"{row.shape[1] - 6:,}\nothers"])
 axes.set_ylabel("probability")
 axes.set_title("Roses are red, violets are ...", loc="left")
@@ -240,8 +241,8 @@ shares = ", ".join(f"{share:.0%} at {t}" for t, share in zip(settings, rest))
 show(figure, alt=f"Probabilities of the 6 likeliest tokens and of all others at 3 temperatures. The others: {shares}.")
 
 # %% [markdown] id="temperature-reading"
-# Each of the others is very unlikely. Together, at temperature 1.5, they are nearly everything. That is the tail that top-k
-# cuts off.
+# Each of the others is very unlikely. Together, at temperature 1.5, they are what is drawn most of the time. That is the tail
+# that top-k cuts off.
 
 # %% [markdown] id="exercise-2-3-text"
 # ## Exercise 2.3 · Top-p
@@ -307,8 +308,8 @@ print(answer.text.strip())
 print(f"\n{len(answer.token_ids)} tokens, each drawn after your top-k and top-p.")
 
 # %% [markdown] id="plug-in-diff"
-# Your file and minivllm's, side by side. Yours need not look the same; where they differ, ask which one you would rather read
-# in a year.
+# What differs between minivllm's file ("-" lines) and yours ("+" lines). Yours need not look the same; where they differ, ask
+# which one you would rather read in a year.
 
 # %% id="plug-in-show-diff"
 show_diff("sampling/logits.py")
@@ -412,9 +413,10 @@ save_result(
 )
 
 # %% id="experiment-plot"
-recall("2.p1")
 shortest, longest_measured = min(measured), max(measured)
 growth = measured[longest_measured] / measured[shortest]
+flat = f"at {longest_measured} tokens a call takes {growth:.1f} times as long as at {shortest}, since it leaves this machine mostly idle."
+recall("2.p1", but=flat if growth < 3 else "")
 
 figure, axes = new_figure()
 axes.plot(list(measured), list(measured.values()), marker="o", label="measured")
@@ -428,9 +430,6 @@ show(
     alt=f"Time for one more token against the sequence's length: {measured[shortest]:.0f} ms at {shortest} tokens,"
     f" {measured[longest_measured]:.0f} ms at {longest_measured}, {growth:.1f} times as much.",
 )
-if growth < 3:
-    print("Nearly flat: up to this length a call leaves this machine mostly idle.")
-    print("Reading the weights takes most of the time, and it costs the same for any number of tokens.")
 
 # %% [markdown] id="experiment-reading"
 # Two regimes meet in this plot. On the left the curve is flatter than the dashed line: a short call is dominated by reading the
@@ -461,7 +460,7 @@ if growth < 3:
 # | what you see | what to do |
 # |---|---|
 # | `No module named 'checks'` | The notebook runs in another Python. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
-# | `name 'lab' is not defined` (or `model`, `decoder`) | The kernel was restarted. Run the set-up cell at the top, then this one |
+# | `name 'lab' is not defined` (or `need`, `model`, `decoder`) | The kernel was restarted. Run the set-up cell at the top, then this one |
 # | "not attempted yet" | The `raise NotImplementedError` line is still there. Replace it, run the cell again |
 # | "... lives in your notebook; define it in this cell" | A check sees its own cell alone. Move the definition or the import into it |
 # | "It did not come back within 10 seconds" | A loop has no end. Nothing is lost, the kernel is fine |
@@ -473,7 +472,7 @@ if growth < 3:
 # %% [markdown] id="check-yourself"
 # ## Check yourself
 #
-# Write the letter in place of the question mark and run the cell. Every answer is explained, also the wrong ones.
+# Write the letter, or the number, between the quotation marks in place of the question mark, and run the cell. Every answer is explained, also the wrong ones.
 #
 # {{question 2.q1}}
 
@@ -521,7 +520,7 @@ quiz("2.q4", lambda prompt, new: sum(prompt + i for i in range(new)))
 # ## Next: Lab 03, the KV cache
 #
 # You know now what is computed again and again, and that it never changes. Next you keep it: the loop stays the same, and the
-# time per token stops growing. One last look at where you stand; every lab adds a bar.
+# time per token stops growing. One last look at where you stand; every lab adds a dot.
 
 # %% id="journey"
 journey()

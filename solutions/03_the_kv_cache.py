@@ -37,7 +37,7 @@ import time
 
 import torch
 
-from checks import journey, live, new_figure, predict, quiz, recall, save_result, show, show_diff, start
+from checks import journey, live, need, new_figure, predict, quiz, recall, save_result, show, show_diff, start
 from minivllm.attention.contiguous import forward_batch_with_cache, forward_with_cache
 from minivllm.models.registry import KNOWN_CONFIGS
 
@@ -286,6 +286,7 @@ check("3.4")
 # What do real models cost? Your function knows (2 bytes a number: bfloat16).
 
 # %% id="cost-table" tags=["nbval-check-output"]
+need("3.4")
 for name in ("smollm2-135m", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"):
     config = KNOWN_CONFIGS[name]
     each = kv_bytes_per_token(config, 2)
@@ -316,6 +317,7 @@ def new_cache(max_len, batch_size=1):
     return ContiguousKVCache(config.num_layers, max_len, heads, config.head_dim, dtype=lab.dtype, device=lab.device)
 
 
+need("3.1", "3.2")  # after a restart, or if you skipped them: your saved answers, or minivllm's
 prompt = tokenizer.encode("The best thing about keeping a notebook is")
 num_new = 16 if lab.fast else 40
 output = generate_with_cache(model, prompt, num_new, new_cache(len(prompt) + num_new))
@@ -350,13 +352,14 @@ def generate_static_batch(prompts, num_new):
     return torch.cat(columns, dim=1).tolist()
 
 
+need("3.1", "3.3")
 texts = ["The capital of France is", "Water boils at", "My favourite season is autumn, because the leaves", "Once"]
 prompts = [tokenizer.encode(text) for text in texts]
 for prompt, output in zip(prompts, generate_static_batch(prompts, 8)):
     print(f"{tokenizer.decode(prompt + output)!r}   {as_naive(prompt, output)} of 8 as naive")
 
 # %% [markdown] id="plug-in-diff"
-# Your file and minivllm's, side by side ("+" lines are yours).
+# What differs between minivllm's file and yours.
 
 # %% id="plug-in-show-diff"
 show_diff("attention/contiguous.py")
@@ -404,6 +407,7 @@ def draw_times(cached, naive, picture):
 
 
 # %% id="experiment-live"
+need("3.1", "3.2")
 picture, cached, naive, written = live(), {}, {}, []
 last, pause = (128, 32) if lab.fast else (512, 64)
 text = tokenizer.encode("Here is a long story about a robot who kept a notebook. It began on a")
@@ -449,7 +453,7 @@ print(f"At {last} tokens: naive {1000 / ms_naive:.2f} tokens/s, with your cache 
 # Now the wait before anything appears, for growing prompts, with and without a cache.
 
 # %% id="experiment-ttft"
-recall("3.p1")
+need("3.1")
 ttft = {"naive": {}, "with your cache": {}}
 for length in (32, 64, 128) if lab.fast else (64, 128, 256, 512):
     prompt = torch.tensor((text * (length // len(text) + 1))[:length])
@@ -462,6 +466,7 @@ for i, (name, times) in enumerate(ttft.items()):
     axes.plot(list(times), list(times.values()), marker="os"[i], linestyle=("-", "--")[i], label=name)
 axes.set(xlabel="tokens in the prompt", ylabel="ms to the first token", xlim=0, ylim=0)
 ratio = ttft["with your cache"][length] / ttft["naive"][length]
+recall("3.p1", but=f"the two waits differ, {ratio:.2f} to 1. Is the machine busy?" if abs(ratio - 1) > 0.3 else "")
 axes.set_title(f"A prompt of {length} tokens: {ratio:.2f} times the naive wait", loc="left")
 axes.legend(frameon=False)
 show(
@@ -478,6 +483,7 @@ show(
 # longest is done. Below is every token position your batch computed.
 
 # %% id="experiment-batch"
+need("3.1", "3.2", "3.3")
 rng = random.Random(3)
 prompt_lengths = [rng.randint(4, 24) for _ in range(8)]
 output_lengths = [rng.randint(4, 12) for _ in range(6)] + [30, 40]
@@ -528,6 +534,7 @@ print(f"{8 * num_new} tokens, in one batch: {together / 1000:.1f} s, {alone / to
 # `max_model_len` is a setting; how long texts really are is not up to us.
 
 # %% id="experiment-memory"
+need("3.4")
 recall("3.p2")
 memory = 64 * 2**30
 lengths = [2**n for n in range(10, 18)]
@@ -591,8 +598,8 @@ for length in (4096, 131072):
 # | what you see | what to do |
 # |---|---|
 # | `No module named 'checks'` | The notebook runs in another Python. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
-# | `name 'lab' is not defined` (or `decoder`) | The kernel was restarted. Run the set-up cell at the top, then this one |
-# | `name 'ContiguousKVCache' is not defined` | Run the cell of exercise 3.1, or `skip("3.1")` |
+# | `name 'lab' is not defined` (or `need`, `decoder`) | The kernel was restarted. Run the set-up cell at the top, then this one |
+# | `name 'model' is not defined` (or `new_cache`, `timed`) | Run the cells of "Plug it in", or of the experiment, from their first |
 # | "not attempted yet" | The `raise NotImplementedError` line is still there. Replace it, run the cell again |
 # | "... lives in your notebook; define it in this cell" | A check sees its own cell alone. Move the definition or the import into it |
 # | "The cache is full" in an experiment | The cache of that cell is used twice: run the cell from its start, it makes a new one |
@@ -604,8 +611,8 @@ for length in (4096, 131072):
 # %% [markdown] id="check-yourself"
 # ## Check yourself
 #
-# Write the letter, or the number, in place of the question mark and run the cell. Every answer is explained, also the wrong
-# ones.
+# Write the letter, or the number, between the quotation marks in place of the question mark, and run the cell. Every answer is
+# explained, also the wrong ones.
 #
 # {{question 3.q1}}
 

@@ -119,6 +119,13 @@ class _Words:
     def problem(self, problem: dict[str, Any]) -> Verdict:
         kind, name = problem["type"], problem.get("name", "")
         if kind == "MissingFunction":
+            defined = name_of(problem["wanted"])
+            if not problem["found"] and defined.partition(".")[0] in self._notebook:
+                return Verdict(
+                    "missing function",
+                    f"{defined} is in another cell of your notebook. A check sees only the cell it stands in: put it there, as"
+                    " the last line.",
+                )
             found = ", ".join(problem["found"]) or "no function of another name"
             return Verdict("missing function", f"Expected {problem['wanted']}, found {found}.")
         if kind == "WrongSignature":

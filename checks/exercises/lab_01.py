@@ -21,6 +21,7 @@ from checks.exercises.lab_01_oracle import (
     layer,
     rope,
 )
+from checks.exercises.words import count
 from checks.sandbox.plain import Opaque
 
 # ---------------------------------------------------------------------------------------------------------- 1.1 apply_rope
@@ -200,13 +201,13 @@ def _layer_case(
     tensors = {name: _random(rng, *shape, scale=1.2 * shape[1] ** -0.5) for name, shape in shapes.items()}
     for name in ("input_layernorm", "post_attention_layernorm"):
         tensors[name] = 1 + _random(rng, hidden, scale=0.5)
-    call = f"decoder_layer(x, weights, positions=tensor({positions}))   with x {[len(positions), hidden]}, {H} heads"
+    call = f"decoder_layer(x, weights, positions=tensor({positions}))   with x {[len(positions), hidden]}, {count(H, 'head')}"
     return {
         "x": _random(rng, len(positions), hidden),
         "positions": torch.tensor(positions),
         "tensors": tensors,
         "numbers": {"head_dim": D, "rms_norm_eps": eps, "rope_theta": theta},
-        "call": f"{call}, {Hkv} KV heads, head_dim {D}, rms_norm_eps {eps:g}",
+        "call": f"{call}, {count(Hkv, 'KV head')}, head_dim {D}, rms_norm_eps {eps:g}",
     }
 
 

@@ -16,6 +16,7 @@ import torch
 
 from checks.exercises import RIGHT, Case, Check, Verdict
 from checks.exercises.lab_02_run import best_next_tokens
+from checks.exercises.words import count, times
 from checks.sandbox.plain import Opaque
 
 NEG_INF = float("-inf")
@@ -57,7 +58,7 @@ def judge_generate(case: Case, output: Any) -> Verdict:
         return Verdict("wrong type", f"It should return a list of token ids (integers), and returned {_show(returned)}.")
     produced = list(returned)
     if produced[: len(prompt)] == prompt and len(produced) == len(prompt) + new and new:
-        return Verdict("wrong value", f"It returned the prompt as well: {produced}. Return only the {new} new tokens.")
+        return Verdict("wrong value", f"It returned the prompt as well: {produced}. Return the new tokens only ({new}).")
     return (
         _judge_calls(prompt, new, produced, calls) or _judge_tokens(case, produced) or _judge_prompt(prompt, output["prompt"])
     )
@@ -79,14 +80,17 @@ def _judge_calls(prompt: list[int], new: int, produced: list[int], calls: list[l
         else:
             why = ", prompt first, then the new tokens in order."
         return Verdict("wrong calls", told + why)
+    told = f"It called the model {times(len(calls))} to make {count(new, 'token')}."
     if len(calls) > new:
         extra = "No call is needed at all." if new == 0 else "The last call's logits are not used."
-        return Verdict("wrong calls", f"It called the model {len(calls)} times to make {new} tokens. {extra}")
+        return Verdict("wrong calls", f"{told} {extra}")
     if len(produced) != new:
         hint = " Nothing ends the loop early here: end tokens come later." if len(produced) < new else ""
-        return Verdict("wrong value", f"It returned {len(produced)} tokens: {produced}. It should return exactly {new}.{hint}")
+        return Verdict(
+            "wrong value", f"It returned {count(len(produced), 'token')}: {produced}. It should return exactly {new}.{hint}"
+        )
     if len(calls) < new:
-        return Verdict("wrong calls", f"It called the model {len(calls)} times to make {new} tokens. Each token needs a call.")
+        return Verdict("wrong calls", f"{told} Each token needs a call.")
     return None
 
 

@@ -9,6 +9,7 @@ import torch
 
 from checks.exercises import RIGHT, Case, Check, Verdict
 from checks.exercises.lab_03_run import favourites, numbered
+from checks.exercises.words import count, is_or_are, times
 from checks.sandbox.plain import Opaque
 
 # ------------------------------------------------------------------------------------------------ 3.1 ContiguousKVCache
@@ -72,29 +73,29 @@ def judge_cache(case: Case, output: Any) -> Verdict:
 def _show_step(step: list[Any]) -> str:
     if step[0] == "view":
         return f"view({step[1]})"
-    return f"append({step[1]}, <{step[3]} token{'s' * (step[3] > 1)}>)"
+    return f"append({step[1]}, <{count(step[3], 'token')}>)"
 
 
-def _judge_append(case: Case, held: list[int], layer: int, count: int, answer: Any) -> Verdict | None:
+def _judge_append(case: Case, held: list[int], layer: int, more: int, answer: Any) -> Verdict | None:
     max_len, before = case["max_len"], held[layer]
-    fits = before + count <= max_len
-    room = f"layer {layer} held {before} of {max_len} tokens"
+    fits = before + more <= max_len
+    room = f"layer {layer} held {before} of {count(max_len, 'token')}"
     if "error" in answer:
         kind, message = answer["error"]
         if fits:
-            exactly = " That fills the cache exactly: it fits." if before + count == max_len else ""
+            exactly = " That fills the cache exactly: it fits." if before + more == max_len else ""
             others = " Each layer has a length of its own." if sum(held) > before else ""
-            return Verdict("wrong value", f'{room}, {count} more came, and it raised {kind} ("{message}").{exactly or others}')
+            return Verdict("wrong value", f'{room}, {more} more came, and it raised {kind} ("{message}").{exactly or others}')
         if kind != "ValueError":
-            told = f'{room}, so {count} more do not fit, and it raised {kind} ("{message}")'
+            told = f'{room}, so {more} more do not fit, and it raised {kind} ("{message}")'
             return Verdict("wrong value", f"{told}. Check the room first, and raise ValueError.")
         missing = [name for name, n in (("how many tokens it holds", before), ("max_len", max_len)) if str(n) not in message]
         if missing:
             return Verdict("wrong value", f'The message "{message}" does not say {" and ".join(missing)} ({room}).')
         return None
     if not fits:
-        return Verdict("wrong value", f"{room}, so {count} more do not fit. It should raise ValueError, and did not.")
-    held[layer] += count
+        return Verdict("wrong value", f"{room}, so {more} more do not fit. It should raise ValueError, and did not.")
+    held[layer] += more
     return None
 
 
@@ -135,12 +136,13 @@ def _shape_reason(case: Case, held: list[int], layer: int, tensor: torch.Tensor,
     if refused:
         return " An append that is refused leaves everything as it was: no token of it is kept or counted."
     if got == case["max_len"] and got != length:
-        return f" That is all of the reserved memory. Layer {layer} holds {length} tokens so far; the rest is nobody's yet."
+        has = f"Layer {layer} holds {count(length, 'token')} so far"
+        return f" That is all of the reserved memory. {has}; the rest is nobody's yet."
     if got == sum(held) and got != length:
         return f" Each layer counts its own tokens: layer {layer} has {length}."
     if got < length:
         return f" Tokens are missing: {length} were appended to layer {layer}. Does the length grow by len(k)?"
-    return f" Layer {layer} holds {length} tokens."
+    return f" Layer {layer} holds {count(length, 'token')}."
 
 
 def _content_reason(name: str, found: torch.Tensor, position: int, layer: int) -> str:
@@ -201,7 +203,7 @@ def judge_generate(case: Case, output: Any) -> Verdict:
         return Verdict("wrong type", f"It should return a list of token ids (integers), and returned {_show(returned)}.")
     produced = list(returned)
     if produced[: len(prompt)] == prompt and len(produced) == len(prompt) + new:
-        return Verdict("wrong value", f"It returned the prompt as well: {produced}. Return only the {new} new tokens.")
+        return Verdict("wrong value", f"It returned the prompt as well: {produced}. Return the new tokens only ({new}).")
     wrong = _judge_calls(case, produced, calls) or _judge_tokens(case, produced)
     if wrong:
         return wrong
@@ -225,18 +227,17 @@ def _judge_calls(case: Case, produced: list[int], calls: list[list[list[int]]]) 
         if positions != right_positions:
             return Verdict("wrong calls", _positions_reason(number, positions, right_positions, len(prompt)))
         start = end
+    told = f"It called the model {times(len(calls))} to make {count(new, 'token')}"
     if len(calls) > new:
-        if calls[new][0] == produced[-1:]:
-            return Verdict(
-                "wrong calls", f"It called the model {len(calls)} times to make {new} tokens. The last token need not go in."
-            )
+        again = calls[new][0] == produced[-1:]
         return Verdict(
-            "wrong calls", f"It called the model {len(calls)} times to make {new} tokens: one call for each is enough."
+            "wrong calls", told + (". The last token need not go in." if again else ": one call for each is enough.")
         )
     if len(produced) != new:
-        return Verdict("wrong value", f"It returned {len(produced)} tokens: {produced}. It should return exactly {new}.")
+        made = f"It returned {count(len(produced), 'token')}: {produced}."
+        return Verdict("wrong value", f"{made} It should return exactly {new}.")
     if len(calls) < new:
-        return Verdict("wrong calls", f"It called the model {len(calls)} times to make {new} tokens. Each token needs a call.")
+        return Verdict("wrong calls", f"{told}. Each token needs a call.")
     return None
 
 
@@ -265,7 +266,7 @@ def _positions_reason(number: int, positions: list[int], right: list[int], promp
     if positions == [right[0] - 1]:
         return told + f": token {positions[0]} is in the cache already. The newest is number {right[0]}."
     if positions == [number] or positions == [number - 1]:
-        return told + f": the prompt's {prompt_len} tokens count too."
+        return told + f": the prompt counts too, {count(prompt_len, 'token')}."
     return told + ": a token's position is the number of tokens before it."
 
 
@@ -313,7 +314,8 @@ def judge_left_pad(case: Case, output: Any) -> Verdict:
     kinds = (torch.int64, torch.bool, torch.int64)
     for name, tensor, kind in zip(("token_ids", "mask", "positions"), returned, kinds, strict=True):
         if list(tensor.shape) != [B, T]:
-            told = f"{name} has shape {list(tensor.shape)}, and should have {[B, T]}: {B} prompts, the longest {T} tokens long."
+            wanted = f"{[B, T]}: {count(B, 'prompt')}, the longest with {count(T, 'token')}"
+            told = f"{name} has shape {list(tensor.shape)}, and should have {wanted}."
             return Verdict("wrong shape", told)
         if tensor.dtype != kind:
             told = f"{name} is {_dtype(tensor.dtype)}, and should be {_dtype(kind)}."
@@ -425,9 +427,9 @@ def _judge_bytes(case: Case, output: int) -> Verdict:
         * layers
         * heads
         * dim
-        * size: f"That counts all {heads} query heads. Only the {kv_heads} KV heads are kept: query heads share them.",
+        * size: f"That counts query heads ({heads}). Only KV heads are kept ({kv_heads}): query heads share them.",
         layers * kv_heads * dim * size: "Half is missing: a key and a value are kept.",
-        2 * kv_heads * dim * size: f"That is one layer. All {layers} layers keep their own.",
+        2 * kv_heads * dim * size: f"That is one layer. Every layer keeps its own, and there are {layers}.",
         2 * layers * kv_heads * dim: f"Those are numbers, not bytes: each takes {size}.",
         2 * layers * hidden * size: "hidden_size is not what is kept: a key has num_kv_heads * head_dim numbers.",
         2
@@ -435,7 +437,7 @@ def _judge_bytes(case: Case, output: int) -> Verdict:
         * kv_heads
         * (hidden // heads)
         * size: f"head_dim is {dim} here, not hidden_size // num_heads: it is a number of its own.",
-        2 * layers * dim * size: f"That is one head. There are {kv_heads} KV heads.",
+        2 * layers * dim * size: f"That is one head. There {is_or_are(kv_heads)} {count(kv_heads, 'KV head')}.",
     }
     return Verdict("wrong value", f"It returned {output}, and should return {right} bytes. {reasons.get(output, '')}".rstrip())
 

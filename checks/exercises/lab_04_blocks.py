@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Verdict
+from checks.exercises.words import count, is_or_are
 from checks.sandbox.plain import Opaque
 
 # ------------------------------------------------------------------------------------------------------- 4.1 BlockPool
@@ -121,7 +122,7 @@ def judge_pool(case: Case, output: Any) -> Verdict:
 def _judge_allocate(ledger: _Ledger, n: int, owner: str, answer: dict[str, Any], before: list[int]) -> Verdict | None:
     free, fits = ledger.num_free, n <= ledger.num_free
     if "error" in answer:
-        return _judge_allocate_error(n, free, fits, *answer["error"])
+        return _judge_allocate_error(n, free, answer["num_free"], *answer["error"])
     returned = answer["returned"]
     if not fits:
         told = f"it returned {_show(returned)} although {_only(free)} free. It should raise ValueError, and take nothing."
@@ -149,13 +150,18 @@ def _judge_allocate(ledger: _Ledger, n: int, owner: str, answer: dict[str, Any],
     return None
 
 
-def _judge_allocate_error(n: int, free: int, fits: bool, kind: str, message: str) -> Verdict | None:
-    if fits:
+def _judge_allocate_error(n: int, free: int, left: int, kind: str, message: str) -> Verdict | None:
+    """`free` blocks were free before the call, `left` are after it."""
+    if n <= free:
         exactly = " Taking the last one is fine." if n == free and n else ""
         return Verdict("wrong value", f'it raised {kind} ("{message}") although {_blocks(free)} free.{exactly}')
     if kind != "ValueError":
         told = f'{_only(free)} free, and it raised {kind} ("{message}").'
         return Verdict("wrong value", f"{told} Compare first, and raise ValueError with both numbers.")
+    if left < free:
+        told = f"{_blocks(free)} free before it, and {_blocks(left)} free after it, although it raised ValueError."
+        told += " A call that is refused takes nothing: compare n with num_free_blocks before the first block is taken."
+        return Verdict("wrong value", told)
     missing = [what for what, number in (("asked for", n), ("free", free)) if str(number) not in message]
     if missing:
         told = (
@@ -254,7 +260,7 @@ def _slots_case(num_blocks: int, block_size: int, words: list[str]) -> Case:
         else:
             computed, n = map(int, word[1:].split("+"))
             steps.append(["slots", word[0], computed, n])
-    made = f"KVCacheManager(pool of {num_blocks - 1} free blocks, block_size={block_size})"
+    made = f"KVCacheManager(pool of {count(num_blocks - 1, 'free block')}, block_size={block_size})"
     call = _shorten([made, *map(_show_slots_step, steps)])
     return {"num_blocks": num_blocks, "block_size": block_size, "script": steps, "call": call}
 
@@ -311,8 +317,8 @@ def _judge_slots_call(
     table, returned = tables.get(owner, []), answer["returned"]
     needed = max(0, -(-(computed + n) // size) - len(table))
     total = computed + n
-    state = f"{owner} holds {_count(len(table))} of {size} slots, and after this step has {computed} + {n} = {total} tokens:"
-    state += f" {_count(needed, 'new ')} needed."
+    state = f"{owner} holds {_count(len(table))} of {count(size, 'slot')}, and after this step has {computed} + {n} ="
+    state += f" {count(total, 'token')}: {_count(needed, 'new ')} {is_or_are(needed)} needed."
     if needed > free:
         if returned is not None:
             told = f"{state} But {_only(free)} free: it should return None, and returned {_show(returned)}."
@@ -376,11 +382,11 @@ def _judge_untouched(answer: dict[str, Any], free: int, state: str) -> Verdict |
 
 
 def _count(n: int, kind: str = "") -> str:
-    return f"{'no' if n == 0 else n} {kind}block{'s' * (n != 1)}"
+    return count(n, f"{kind}block")
 
 
 def _blocks(n: int) -> str:
-    return f"{'no' if n == 0 else n} block{'s' * (n != 1)} {'is' if n == 1 else 'are'}"
+    return f"{count(n, 'block')} {is_or_are(n)}"
 
 
 def _only(n: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -105,9 +105,8 @@ def run_slot_mapping(module: ModuleType, case: Case) -> dict[str, Any]:
     block_table = np.array(case["block_table"], dtype=np.int32)
     returned = module.slot_mapping(positions, block_table, case["block_size"])
     answer: dict[str, Any] = {"positions": positions.tolist(), "block_table": block_table.tolist()}
-    if isinstance(returned, Iterable) and not isinstance(returned, (str, dict)):
-        array = np.asarray(returned)
-        answer |= {"shape": list(array.shape), "kind": array.dtype.kind, "slots": array.tolist()}
+    if isinstance(returned, np.ndarray):
+        answer |= {"shape": list(returned.shape), "dtype": str(returned.dtype), "slots": returned.tolist()}
     else:
         answer["returned"] = returned
     return answer

@@ -11,6 +11,7 @@ import torch
 
 from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.lab_04_run import decode_inputs, new_tokens, old_cache
+from checks.exercises.words import count
 from checks.sandbox.plain import Opaque
 
 # ----------------------------------------------------------------------------------------------------- 4.3 slot_mapping
@@ -47,12 +48,15 @@ def _mapping_case(positions: list[int], block_table: list[int], block_size: int)
 def judge_mapping(case: Case, output: Any) -> Verdict:
     positions, table, size = case["positions"], case["block_table"], case["block_size"]
     if "slots" not in output:
-        return Verdict("wrong type", f"It should return an array of slots, and returned {_show(output['returned'])}.")
+        made = " np.array(...) makes one of it." if isinstance(output["returned"], list) else ""
+        return Verdict(
+            "wrong type", f"It should return a NumPy array of slots, and returned {_show(output['returned'])}.{made}"
+        )
     slots = output["slots"]
     if output["shape"] != [len(positions)]:
         return Verdict("wrong shape", f"It returned shape {output['shape']}, and should return one slot for each position.")
-    if output["kind"] not in "iu" and positions:
-        return Verdict("wrong type", f"Slots are whole numbers, and it returned {slots[:8]}. Use // to divide.")
+    if "int" not in output["dtype"] and positions:
+        return Verdict("wrong type", _no_integers(output["dtype"], slots))
     for position, slot in zip(positions, slots, strict=True):
         block, offset = table[position // size], position % size
         if slot == block * size + offset:
@@ -63,6 +67,16 @@ def judge_mapping(case: Case, output: Any) -> Verdict:
     if output["positions"] != positions or output["block_table"] != table:
         return Verdict("input changed", "The slots are right, but an input was changed in place. Compute a new array.")
     return RIGHT
+
+
+def _no_integers(dtype: str, slots: list[Any]) -> str:
+    shown = f"{slots[:8]}".replace("]", ", ...]" if len(slots) > 8 else "]")
+    if any(slot != int(slot) for slot in slots):
+        return f"Slots are whole numbers, and it returned {shown}. Use // to divide."
+    return (
+        f"The array has dtype {dtype}: {shown}. A slot is an index, so it takes integers. (np.zeros and np.empty make floats"
+        " unless they are given a dtype, and / makes floats where // does not.)"
+    )
 
 
 def _slots_reason(case: Case, slots: list[int]) -> str:
@@ -114,17 +128,17 @@ def write_cases(seed: int) -> list[Case]:
 
 
 def _write_case(num_blocks: int, block_size: int, heads: int, dim: int, slots: list[int]) -> Case:
-    tokens = f"<{len(slots)} token{'s' * (len(slots) != 1)}>"
+    tokens = f"<{count(len(slots), 'token')}>"
     call = f"write_kv(key {tokens}, value {tokens}, kv_cache [2, {num_blocks}, {block_size}, {heads}, {dim}], "
     call += f"slot_mapping={slots})"
     return {"num_blocks": num_blocks, "block_size": block_size, "heads": heads, "dim": dim, "slots": slots, "call": call}
 
 
 def judge_write(case: Case, output: Any) -> Verdict:
-    slots, size, count = case["slots"], case["block_size"], len(case["slots"])
+    slots, size = case["slots"], case["block_size"]
     shape = case["num_blocks"], size, case["heads"], case["dim"]
     old = old_cache(*shape)
-    tokens = [new_tokens(count, case["heads"], case["dim"], value) for value in (False, True)]
+    tokens = [new_tokens(len(slots), case["heads"], case["dim"], value) for value in (False, True)]
     found = output["kv_cache"]
     wanted = old.clone()
     for t, slot in enumerate(slots):
@@ -142,11 +156,22 @@ def judge_write(case: Case, output: Any) -> Verdict:
             wrong = f"{place} should hold the {name} of token {slots.index(slot)}, and holds {_whose(here, name)}."
             if torch.equal(found, old):
                 wrong += " The cache is as it was: a copy of it was written to, perhaps. Write into kv_cache itself, in place."
-            return Verdict("wrong value", wrong)
+            return Verdict("wrong value", wrong + _where_it_went(found[part], tokens[part][slots.index(slot)], slot, size))
     for name, before in (("key", tokens[0]), ("value", tokens[1]), ("slots", torch.tensor(slots, dtype=torch.int64))):
         if not torch.equal(output[name], before):
             return Verdict("input changed", f"The cache is right, but {name.replace('slots', 'slot_mapping')} was changed.")
     return RIGHT
+
+
+def _where_it_went(cache: torch.Tensor, token: torch.Tensor, slot: int, size: int) -> str:
+    """Where in the keys (or values) a token's numbers stand, if they stand anywhere."""
+    there = (cache - token).abs().flatten(2).amax(-1) < 1e-3  # [num_blocks, block_size]
+    if not there.any():
+        return ""
+    block, row = (int(i) for i in there.nonzero()[0])
+    if [block, row] == [slot % size, slot // size]:
+        return f" It stands in block {block}, row {row}: block and row are swapped. The block is slot // block_size."
+    return f" It stands in slot {block * size + row} (block {block}, row {row})."
 
 
 def _whose(numbers: torch.Tensor, name: str) -> str:
@@ -222,7 +247,7 @@ def judge_decode(case: Case, output: Any) -> Verdict:
         for head in range(case["heads"]):
             wrong = _judge_row(case, inputs, returned, row, head)
             if wrong:
-                where = f"Sequence {row} (blocks {_used(case, row)}, {seq_len} tokens), head {head}: "
+                where = f"Sequence {row} (blocks {_used(case, row)}, {count(seq_len, 'token')}), head {head}: "
                 return Verdict("wrong value", where + wrong)
     if output["changed"]:
         return Verdict("input changed", f"The result is right, but {output['changed'][0]} was changed in place.")

@@ -45,25 +45,30 @@ def assemble(reference: str, answers: Sequence[Answer]) -> str:
     What else an answer's cell defines (imports, constants, helpers) goes in front of its first function. Where such a name
     means something else in the file already, it is renamed in the answer. Raises ValueError for an answer that cannot be moved.
     """
-    in_force = list(_in_force(answers))
+    used = in_force(answers)
     text = reference
-    for answer in in_force:
+    for answer in used:
         text = _put(text, answer)
     compile(text, "my_engine", "exec")
-    ids = sorted(answer.row.id for answer in in_force)
+    ids = sorted(answer.row.id for answer in used)
     exercises = f"exercise{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
     return (
         f"{MARK}minivllm's file with your answers to {exercises} in it. Written by check(); edit the notebook instead.\n{text}"
     )
 
 
-def _in_force(answers: Sequence[Answer]) -> Iterator[Answer]:
-    """All but the stages that a later lab's answer for the same class has overtaken."""
-    for i, answer in enumerate(answers):
+def in_force(answers: Sequence[Answer]) -> list[Answer]:
+    """The answers that are used, the one that counts most last: not the stages that a later lab's answer for the same class has
+    overtaken, and not those whose functions all have a later answer."""
+    used: list[Answer] = []
+    for i, answer in reversed(list(enumerate(answers))):
         later = {name for other in answers[i + 1 :] if other.row.lab != answer.row.lab for name in other.classes}
         tree = ast.parse(answer.source)
-        if not any(_is_stage(_class(tree, name)) for name in answer.classes & later):
-            yield answer
+        overtaken = any(_is_stage(_class(tree, name)) for name in answer.classes & later)
+        replaced = {name for other in used for name in other.functions}
+        if not overtaken and not set(answer.functions) <= replaced:
+            used.insert(0, answer)
+    return used
 
 
 def _put(text: str, answer: Answer) -> str:
@@ -78,7 +83,7 @@ def _put(text: str, answer: Answer) -> str:
     for name in dict.fromkeys(f.partition(".")[0] for f in answer.functions if "." in f):
         pieces += _members(text, tree, name, answer)
 
-    extras = _extras(tree, {name.partition(".")[0] for name in answer.functions}, taken_as)
+    extras = _extras(tree, {name.partition(".")[0] for name in answer.functions}, taken_as, own_module)
     before = [line for node in extras for line in lines[first_line(node) - 1 : node.end_lineno]]
     before = [f"# --- exercise {answer.row.id}: what your functions use", *before, "", ""] if before else []
     for name, node in pieces:
@@ -193,15 +198,25 @@ def _replace(text: str, name: str, own: str, before: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _extras(tree: ast.Module, mine: set[str], taken_as: dict[str, set[str]]) -> list[ast.stmt]:
-    """What else a cell defines and the file lacks."""
+def _extras(tree: ast.Module, mine: set[str], taken_as: dict[str, set[str]], own_module: str) -> list[ast.stmt]:
+    """What else a cell defines and the file lacks. Not the import of this very file whose class the student's only derives
+    from: its members stand here."""
     return [
         node
         for node in tree.body
         if not isinstance(node, ast.Expr)
         and not (set(bound_names(node)) & mine)
+        and not _is_import_for_bases(node, tree, own_module)
         and (any(key not in taken_as.get(name, ()) for name, key in _bindings(node).items()) or _imports_submodule(node))
     ]
+
+
+def _is_import_for_bases(node: ast.stmt, tree: ast.Module, own_module: str) -> bool:
+    if not isinstance(node, ast.Import) or [(a.name, a.asname) for a in node.names] != [(own_module, None)]:
+        return False
+    bases = {id(n) for c in tree.body if isinstance(c, ast.ClassDef) for base in c.bases for n in ast.walk(base)}
+    package = own_module.partition(".")[0]
+    return not any(isinstance(n, ast.Name) and n.id == package and id(n) not in bases for n in ast.walk(tree))
 
 
 def _bindings(node: ast.stmt) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from checks.exercises import Row, check_of, runner_of
 from checks.exercises.evaluate import Report, before_running, evaluate
+from checks.exercises.words import count, is_or_are
 from checks.sandbox.cell import name_of, own_source
 from checks.sandbox.sandbox import HAS_FORK, Unavailable
 from checks.student.engine import save_answer
@@ -52,7 +53,7 @@ def check(exercise: str, *, here: bool = False) -> None:
 
 
 def _pass(row: Row, source: str, report: Report) -> None:
-    told = f"Exercise {row.id} passed ({report.cases} cases)."
+    told = f"Exercise {row.id} passed ({count(report.cases, 'case')})."
     try:
         save_answer(row, own_source(source))
         if row.file:
@@ -95,7 +96,9 @@ def _words(row: Row, report: Report) -> str:
     lines += ["", *_wrapped(verdict.message), ""]
     left = len(check_of(row).hints) - read_progress()["exercises"].get(row.id, {}).get("hints", 0)
     if report.cases > 1 and report.call:
-        lines.append(f"{report.right} of {report.cases} cases are right; this is the smallest that is not.")
+        lines.append(
+            f"{report.right} of {report.cases} cases {is_or_are(report.right)} right; this is the smallest that is not."
+        )
     lines.append(f'hint("{row.id}") gives a hint ({left} left).' if left > 0 else f'hint("{row.id}") repeats the hints.')
     return "\n".join(lines)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import minivllm
 from checks.exercises import Row, has_checks, table
-from checks.student.assemble import MARK, Answer, assemble
+from checks.student.assemble import MARK, Answer, assemble, in_force
+from checks.student.failure import CheckFailed
 from checks.student.home import answers_dir, changing_progress, engine_dir, locked, read_progress, write_atomically
 from minivllm.components import SEAMS, Components
 
@@ -33,14 +34,18 @@ def components() -> Components:
     return Components({seam: part for seam, part in parts.items() if seam in passed and chosen.get(seam) != "reference"})
 
 
-def use(seam: str, exercise: str | None) -> None:
+def use(seam: str, exercise: str | None = None) -> None:
     """Say whose part a seam is: `use("attention.decode", "4.5")` takes that exercise's answer although a later one passed;
-    `use("sampler", "reference")` takes minivllm's; `use("sampler", None)` goes back to the rule, the latest that passed."""
+    `use("sampler", "reference")` takes minivllm's; `use("sampler")` goes back to the rule, the latest that passed. Raises
+    CheckFailed for what does not fit."""
     if seam not in SEAMS:
-        raise ValueError(f"{seam!r} is not a component. Components are: {', '.join(SEAMS)}.")
+        close = difflib.get_close_matches(str(seam), SEAMS, n=1, cutoff=0.5)
+        meant = f" Is {close[0]!r} meant?" if close else ""
+        raise CheckFailed(f"{seam!r} is not a component.{meant} Components are: {', '.join(SEAMS)}.")
+    exercise = None if exercise is None else str(exercise)
     fitting = [i for i, row in table().items() if row.seam == seam and has_checks(row.lab)]
     if exercise not in (None, "reference", *fitting):
-        raise ValueError(f"Exercise {exercise!r} does not build the {seam}. These do: {', '.join(fitting) or 'none yet'}.")
+        raise CheckFailed(f"Exercise {exercise!r} does not build the {seam}. These do: {', '.join(fitting) or 'none yet'}.")
     with changing_progress() as state:
         state["use"].pop(seam, None)
         if exercise is not None:
@@ -92,6 +97,15 @@ def _by_file() -> dict[str, list[Answer]]:
     return found
 
 
+def in_use() -> dict[str, list[str]]:
+    """The exercises whose answers are in my_engine/, by the seam they build."""
+    found: dict[str, list[str]] = {}
+    for answers in _by_file().values():
+        for answer in in_force(answers):
+            found.setdefault(answer.row.seam or "", []).append(answer.row.id)
+    return found
+
+
 def show_diff(file: str) -> None:
     """Print what differs between my_engine's file and minivllm's: "-" lines are minivllm's, "+" lines yours."""
     components()
@@ -102,4 +116,6 @@ def show_diff(file: str) -> None:
     theirs, ours = (path.read_text(encoding="utf-8").splitlines() for path in (REFERENCE / file, mine))
     ours = [line for line in ours if not line.startswith(MARK)]
     lines = list(difflib.unified_diff(theirs, ours, f"minivllm/{file}", f"my_engine/{file}", lineterm="", n=1))
+    if lines:
+        print('Lines with "-" are minivllm\'s, lines with "+" are yours.\n')
     print("\n".join(lines) if lines else f"Your {file} and minivllm's are the same, line for line.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from checks.student.failure import CheckFailed
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Eight colours that differ in lightness too (Okabe and Ito), for readers who do not tell red from green.
@@ -38,13 +39,19 @@ def new_figure(width: float = 7.0, height: float = 3.2, columns: int = 1) -> tup
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)  # inches around everything: titles are not cut at the edge
     every = figure.subplots(1, columns, squeeze=False)[0]
     for axes in every:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.set_prop_cycle(color=COLORS)
+        style(axes)
     return figure, every[0] if columns == 1 else list(every)
+
+
+def style(axes: Axes) -> None:
+    """The labs' style, for axes that new_figure did not make."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_prop_cycle(color=COLORS)
 
 
 def _display(figure: Figure, alt: str, handle: Any, keep: bool = False) -> Any:

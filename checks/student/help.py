@@ -35,7 +35,9 @@ def solution(exercise: str) -> None:
     except Missing as error:
         raise CheckFailed(str(error)) from None
     with changing_progress() as state:
-        state["exercises"].setdefault(row.id, {"status": "tried"})["solution_seen"] = True
+        entry = state["exercises"].setdefault(row.id, {"status": "tried"})
+        if entry.get("status") != "passed":  # afterwards it is reading, not help
+            entry["solution_seen"] = True
     print(text.rstrip())
 
 
@@ -55,6 +57,7 @@ def skip(exercise: str) -> None:
 def reset(what: str) -> None:
     """Forget an exercise ("2.1") or a whole lab ("02"): what was passed, hints, predictions, answers. Cells are left as they
     are."""
+    what = str(what).strip()
     lab = what.zfill(2)
     rows = [row for row in table().values() if row.id == what or ("." not in what and row.lab == lab)]
     if not rows or not has_checks(rows[0].lab):

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from checks.exercises import table
 from checks.sandbox.sandbox import warm_up
-from checks.student.engine import components
-from checks.student.home import answers_dir, read_progress
+from checks.student.engine import components, in_use
+from checks.student.home import read_progress
 from minivllm.components import SEAMS
 
 if TYPE_CHECKING:
@@ -73,10 +72,10 @@ def _device_name(device: str) -> str:
 
 def whose() -> str:
     """One line: which components are the student's, from which exercises."""
-    mine, state = components(), read_progress()["use"]
+    mine, state, used = components(), read_progress()["use"], in_use()
     told = []
     for seam in SEAMS:
-        ids = [i for i, row in table().items() if row.seam == seam and (answers_dir() / f"{i}.py").is_file()]
+        ids = sorted(used.get(seam, ()))
         if seam in mine and ids:
             told.append(f"{seam} is yours ({', '.join(ids)})")
         elif state.get(seam) == "reference":

@@ -6,6 +6,7 @@ buttons write the line to paste; where they do not, nothing is missing.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Callable
@@ -71,40 +72,81 @@ def questions(lab: str) -> dict[str, Question]:
 
 def find_question(question: str) -> Question:
     """Raises CheckFailed naming the questions there are."""
-    known = questions(str(question).partition(".")[0].zfill(2))
-    if question not in known:
+    name = str(question).strip().lower()
+    known = questions(name.partition(".")[0].zfill(2))
+    if name not in known:
         raise CheckFailed(f"There is no question {question!r}. There are: {', '.join(known) or 'none in this lab'}.")
-    return known[question]
+    return known[name]
 
 
 def quiz(question: str, answer: str | float | Callable[..., float] = OPEN) -> None:
     """Answer a question: `quiz("2.q1", "b")`, or a number. A formula over the drawn numbers, a function, is taken too. Without
-    an answer the question is shown. An answer is explained whether it is right or wrong, and may be changed."""
+    an answer the question is shown. An answer is explained whether it is right or wrong, and may be changed; what was right
+    once stays right."""
     asked = find_question(question)
     if asked.answer is None:
-        raise CheckFailed(f'{question} is a prediction: predict("{question}", ...).')
-    if answer == OPEN:
+        raise CheckFailed(f'{asked.id} is a prediction: predict("{asked.id}", ...).')
+    if _is_open(answer):
         _show(asked)
         return
-    right, why = _mark_number(asked, answer) if asked.draw else _mark_choice(asked, answer)
+    if asked.draw:
+        told: str | float = "a formula" if callable(answer) else _number(asked, answer)
+        right, why = _mark_number(asked, answer)
+    else:
+        told = _choice(asked, answer)
+        right, why = told == asked.answer, asked.choices[told].why
     with changing_progress() as state:
-        told = answer if isinstance(answer, (str, int, float)) else "a formula"
-        state["quiz"][asked.id] = {"answer": told, "right": right}
+        was_right = state["quiz"].get(asked.id, {}).get("right", False)
+        if right or not was_right:
+            state["quiz"][asked.id] = {"answer": told, "right": right}
     print(f"{'Right' if right else 'Not this one'}. {why}")
+    if was_right and not right:
+        print("(You had it right before, and that stays.)")
 
 
-def _mark_choice(asked: Question, answer: Any) -> tuple[bool, str]:
-    choice = asked.choices.get(str(answer))
-    if choice is None:
-        raise CheckFailed(f"{asked.id}: {answer!r} is not one of the choices: {', '.join(asked.choices)}.")
-    return str(answer) == asked.answer, choice.why
+def _is_open(answer: Any) -> bool:
+    return isinstance(answer, str) and answer.strip() in (OPEN, "")
+
+
+def _choice(asked: Question, answer: Any) -> str:
+    """The choice that is meant: "B", " b) " and "b" are the same, and so are 3000, "3000" and "3,000"."""
+    wanted = str(answer).strip(" \t\n.:()'\"").lower()
+    for key in asked.choices:
+        if key.lower() in (wanted, wanted.replace(",", "")):
+            return key
+    example = f'{_verb(asked)}("{asked.id}", "{next(iter(asked.choices))}")'
+    raise CheckFailed(
+        f"{asked.id}: {answer!r} is not one of the choices: {', '.join(asked.choices)}. Write one of them, as in {example}."
+    )
+
+
+def _number(asked: Question, answer: Any) -> float:
+    """An answer as a number: 6721, "6721", "6,721", a NumPy or torch scalar."""
+    given = answer
+    with contextlib.suppress(ValueError, RuntimeError):  # no number, and no tensor of one
+        if isinstance(answer, str):
+            given = float(answer.replace(",", "").replace(" ", ""))
+        elif hasattr(answer, "item"):
+            given = answer.item()
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        names = ", ".join(asked.draw)
+        raise CheckFailed(
+            f"{asked.id} is answered with a number, not {answer!r}. Write it in digits, without a unit:"
+            f' quiz("{asked.id}", 1234), or as a formula: quiz("{asked.id}", lambda {names}: ...).'
+        )
+    return given
 
 
 def _mark_number(asked: Question, answer: Any) -> tuple[bool, str]:
     numbers = asked.numbers(student_id())
-    given = answer(**numbers) if callable(answer) else answer
-    if isinstance(given, str) or not isinstance(given, (int, float)):
-        raise CheckFailed(f"{asked.id} is answered with a number, not {given!r}.")
+    if callable(answer):
+        try:
+            answer = answer(**numbers)
+        except TypeError as error:
+            names = ", ".join(numbers)
+            told = f"The formula of {asked.id} takes {names}, by these names: lambda {names}: ... ({error})"
+            raise CheckFailed(told) from None
+    given = _number(asked, answer)
     if _close(given, _value(asked.answer or "", numbers)):
         return True, asked.why
     for expression, why in asked.slips:
@@ -126,13 +168,13 @@ def predict(question: str, answer: str = OPEN) -> None:
     the plot, what was predicted, and what that would have meant. A prediction can be changed until it has been recalled."""
     asked = find_question(question)
     if asked.answer is not None:
-        raise CheckFailed(f'{question} is a quiz question: quiz("{question}", ...).')
+        raise CheckFailed(f'{asked.id} is a quiz question: quiz("{asked.id}", ...).')
     made = read_progress()["predictions"].get(asked.id)
-    if answer == OPEN:
+    if _is_open(answer):
         _show(asked)
-    elif answer not in asked.choices:
-        raise CheckFailed(f"{asked.id}: {answer!r} is not one of the choices: {', '.join(asked.choices)}.")
-    elif made and made.get("recalled") and made["answer"] != answer:
+        return
+    answer = _choice(asked, answer)
+    if made and made.get("recalled") and made["answer"] != answer:
         print(f"Your prediction was {made['answer']!r}, and you have seen the result. It stays.")
     else:
         with changing_progress() as state:
@@ -140,8 +182,9 @@ def predict(question: str, answer: str = OPEN) -> None:
         print(f"Noted: {asked.choices[answer].text} The plot will tell.")
 
 
-def recall(question: str) -> None:
-    """Say again, beside the plot, what was predicted."""
+def recall(question: str, but: str = "") -> None:
+    """Say again, beside the plot, what was predicted, and what is to be said of it. `but` is a sentence for a run that does not
+    show the effect: it is told first."""
     asked = find_question(question)
     with changing_progress() as state:
         made = state["predictions"].get(asked.id)
@@ -151,7 +194,10 @@ def recall(question: str) -> None:
         print(f"You made no prediction for {asked.id}. Next time: the surprise is half of the learning.")
         return
     choice = asked.choices[made["answer"]]
-    print(f"You predicted: {choice.text}\n{choice.why}")
+    print(f"You predicted: {choice.text}")
+    if but:
+        print(f"This run does not show it: {but} Where the effect is seen:")
+    print(choice.why)
 
 
 def as_markdown(asked: Question) -> str:
@@ -169,13 +215,17 @@ def as_markdown(asked: Question) -> str:
 
 def _show(asked: Question) -> None:
     text = asked.text.format(**asked.numbers(student_id())) if asked.draw else asked.text
-    verb = "predict" if asked.answer is None else "quiz"
+    verb = _verb(asked)
     print(f"{asked.id}  {text}")
     for key, choice in asked.choices.items():
         print(f"   {key}: {choice.text}")
     example = next(iter(asked.choices), "1234").join(('"', '"')) if asked.choices else "1234"
     print(f'Not answered yet. Write your answer in place of "?", as in {verb}("{asked.id}", {example}), and run the cell.')
     _show_buttons(asked, verb)
+
+
+def _verb(asked: Question) -> str:
+    return "predict" if asked.answer is None else "quiz"
 
 
 def _show_buttons(asked: Question, verb: str) -> None:

@@ -1,53 +1,117 @@
-"""What experiments measured, one small file a lab, and the journey drawn from them."""
+"""What experiments measured, one small file a lab, and the journey drawn from them.
+
+<home>/results/04.json                        the student's own
+labs/reference_results/00-SOME-MACHINE.json   the same of other machines, with a "name" for the legend
+"""
 
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from checks.student.figures import COLORS, new_figure, show
-from checks.student.home import results_dir, write_atomically
+from checks.student.figures import COLORS, new_figure, show, style
+from checks.student.home import ROOT, results_dir, write_atomically
+
+Marks = list[tuple[str, float]]  # label, tokens per second
 
 
-def save_result(lab: str, tokens_per_second: float, what: str, data: dict[str, Any]) -> None:
+def save_result(
+    lab: str, tokens_per_second: float, what: str, data: dict[str, Any], *, requests: int = 1, alone: float | None = None
+) -> None:
     """Keep an experiment in results/NN.json. `what` says in a few words what ran at `tokens_per_second`, the lab's mark on the
-    journey; `data` is whatever the plot was drawn from (numbers, lists, strings)."""
-    result = {"lab": lab, "tokens_per_second": tokens_per_second, "what": what, **data}
-    write_atomically(results_dir() / f"{lab}.json", json.dumps(result, indent=1) + "\n")
+    journey: of one request, or of all `requests` served at once; then `alone` may be what one gets that has the engine
+    to itself. `data` is whatever the plot was drawn from (numbers, lists, strings)."""
+    own = {"lab": lab, "tokens_per_second": tokens_per_second, "what": what, "requests": requests, "alone": alone}
+    fast = os.environ.get("MINIVLLM_FAST", "0") not in ("", "0")
+    write_atomically(results_dir() / f"{lab}.json", json.dumps({**data, **own, "shrunk": fast}, indent=1) + "\n")
 
 
 def read_results() -> list[dict[str, Any]]:
     """The saved results, by lab. A file that cannot be read is left out."""
+    return _read(sorted(results_dir().glob("[0-9][0-9].json")))
+
+
+def reference_results(lab: str) -> list[dict[str, Any]]:
+    """The results of a lab ("00") on other machines; `name` says which."""
+    return [r for r in _read(sorted((ROOT / "labs" / "reference_results").glob(f"{lab}-*.json"))) if "name" in r]
+
+
+def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
     found = []
-    for path in sorted(results_dir().glob("[0-9][0-9].json")):
+    for path in paths:
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(result["tokens_per_second"], (int, float)) and isinstance(result["what"], str):
-                found.append(result)
-        except (ValueError, KeyError, TypeError):
+                found.append({"requests": 1, "alone": None, **result})
+        except (OSError, ValueError, KeyError, TypeError):
             continue
     return found
 
 
 def journey() -> None:
-    """Draw the journey so far: tokens per second of each lab's engine, on this machine."""
+    """Draw the journey so far, on this machine: what one request gets from each lab's engine, and what all get together. Both
+    are tokens per second, but they are two quantities, so they have an axis each."""
     results = read_results()
     if not results:
         print("No results yet: the journey begins with the first experiment you run.")
         return
-    figure, axes = new_figure(height=0.9 + 0.45 * len(results))
-    labels = [f"Lab {r['lab']}: {r['what']}" for r in results]
-    speeds = [r["tokens_per_second"] for r in results]
-    bars = axes.barh(labels, speeds, color=COLORS[0])
-    axes.bar_label(bars, labels=[f" {s:.3g} tokens/s" for s in speeds])
-    axes.invert_yaxis()
-    axes.grid(False)
-    axes.spines["bottom"].set_visible(False)
-    axes.set_xticks([])
-    axes.set_xlim(0, max(speeds) * 1.35)
-    axes.set_title("Your journey so far, on this machine", loc="left")
-    show(
-        figure,
-        alt="Your journey so far. "
-        + "; ".join(f"{label}: {s:.3g} tokens per second" for label, s in zip(labels, speeds, strict=True)),
-    )
+    groups = {"One request": _one(results), "Many requests at once, all together": _many(results)}
+    groups = {title: marks for title, marks in groups.items() if marks}
+    rows = [len(marks) for marks in groups.values()]
+    figure, _ = new_figure(height=0.6 + 0.55 * len(groups) + 0.3 * sum(rows))
+    figure.clear()
+    every = figure.subplots(len(groups), 1, sharex=True, squeeze=False, height_ratios=[n + 0.6 for n in rows])[:, 0]
+    for axes, (title, marks), colour, marker in zip(every, groups.items(), COLORS, "os", strict=False):
+        _draw(axes, title, marks, colour, marker)
+    speeds = [speed for marks in groups.values() for _, speed in marks]
+    every[-1].set_xlim(min(speeds) / 1.6, max(speeds) * 2.5)  # room for the numbers
+    every[-1].set_xlabel("tokens/s on this machine (logarithmic)")
+    told = [f"{title}: " + "; ".join(f"{what}: {s:.3g}" for what, s in marks) for title, marks in groups.items()]
+    show(figure, alt="Your journey so far, in tokens per second. " + ". ".join(told) + ".")
+    if unlike := _unlike(results):
+        print(unlike)
+
+
+def _one(results: list[dict[str, Any]]) -> Marks:
+    own = [(f"Lab {r['lab']}: {r['what']}", r["tokens_per_second"]) for r in results if r["requests"] == 1]
+    return sorted([*own, *((f"Lab {r['lab']}: one request alone", r["alone"]) for r in results if r["alone"])])
+
+
+def _many(results: list[dict[str, Any]]) -> Marks:
+    return [(f"Lab {r['lab']}: {r['what']}", r["tokens_per_second"]) for r in results if r["requests"] > 1]
+
+
+def _draw(axes: Any, title: str, marks: Marks, colour: str, marker: str) -> None:
+    """Dots, not bars: on a logarithmic axis a bar's length means nothing."""
+    from matplotlib.ticker import LogLocator
+
+    style(axes)
+    places = range(len(marks))
+    axes.set_xscale("log")
+    axes.plot([speed for _, speed in marks], places, marker, color=colour, markersize=8)
+    for place, (_, speed) in zip(places, marks, strict=True):
+        free = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # of the grid's line
+        axes.annotate(f"{speed:.3g}", (speed, place), xytext=(9, 0), textcoords="offset points", va="center", bbox=free)
+    axes.set_yticks(places, [label for label, _ in marks])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(marks) - 0.5, -0.5)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_title(title, loc="left", fontsize=10)
+
+
+def _unlike(results: list[dict[str, Any]]) -> str:
+    """A line that says which marks were not measured like the others, if any."""
+    usual = {key: Counter(r[key] for r in results if key in r).most_common(1) for key in ("device", "dtype", "model")}
+    told = []
+    for result in results:
+        other = [str(result[key]) for key, common in usual.items() if common and result.get(key, common[0][0]) != common[0][0]]
+        other += ["a shrunk run"] if result.get("shrunk") else []
+        told += [f"Lab {result['lab']} ({', '.join(other)})"] if other else []
+    return f"Not measured like the others: {'; '.join(told)}." if told else ""

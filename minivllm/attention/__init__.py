@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +18,17 @@ if TYPE_CHECKING:
     from minivllm.attention.interface import AttentionBackend
     from minivllm.models.registry import ModelConfig
 
+logger = logging.getLogger("minivllm")
+
 
 def get_backend(name: str, device_type: str, dtype: torch.dtype) -> AttentionBackend:
-    """The backend `name` ("auto", "naive", "reference", "cpu") for a model of `dtype` on `device_type`.
+    """The backend `name` ("auto", "naive", "reference", "cpu", "triton") for a model of `dtype` on `device_type`.
 
     "auto" is the fastest there is for the device. Raises ValueError for a name that does not exist or does not run there.
     """
-    if name == "auto" and device_type != "cpu":
-        from minivllm.attention.reference import REFERENCE
-        from minivllm.attention.sdpa import paged_prefill
-
-        return dataclasses.replace(REFERENCE, name="reference, fused prefill", prefill=paged_prefill)
     if name == "auto":
+        if device_type != "cpu":
+            return _fastest_on_gpu(device_type, dtype)
         name = "cpu"
     if name == "naive":
         from minivllm.attention.naive import NAIVE
@@ -44,7 +44,25 @@ def get_backend(name: str, device_type: str, dtype: torch.dtype) -> AttentionBac
         from minivllm.attention.cpu import cpu_backend
 
         return cpu_backend(dtype)
-    raise ValueError(f"attention_backend={name!r} is not one of 'auto', 'naive', 'reference', 'cpu'.")
+    if name == "triton":
+        from minivllm.attention.gpu import triton_backend
+
+        return triton_backend(device_type, dtype)
+    raise ValueError(f"attention_backend={name!r} is not one of 'auto', 'naive', 'reference', 'cpu', 'triton'.")
+
+
+def _fastest_on_gpu(device_type: str, dtype: torch.dtype) -> AttentionBackend:
+    """The Triton kernels, or where they do not run, what PyTorch has."""
+    from minivllm.attention.gpu import TRITON, why_not
+
+    reason = why_not(device_type, dtype)
+    if reason is None:
+        return TRITON
+    from minivllm.attention.reference import REFERENCE
+    from minivllm.attention.sdpa import paged_prefill
+
+    logger.warning("Attention takes the slow PyTorch way: attention_backend='triton' %s", reason)
+    return dataclasses.replace(REFERENCE, name="reference, fused prefill", prefill=paged_prefill)
 
 
 def replace_parts(backend: AttentionBackend, components: Components, model: ModelConfig) -> AttentionBackend:
@@ -66,9 +84,12 @@ def replace_parts(backend: AttentionBackend, components: Components, model: Mode
                     f" yours is {getattr(part, '__name__', part)}{inspect.signature(part)}."
                 )
         parts[field] = _with_accepted_keywords(part)
+        if field == "decode":  # PyTorch code gathers whole block tables: a graph's would not fit into memory
+            parts["is_capturable"] = backend.is_capturable and "graphs" in getattr(part, "capabilities", ())
     if not parts:
         return backend
-    return dataclasses.replace(backend, name=f"{backend.name} with replaced {', '.join(parts)}", **parts)
+    replaced = ", ".join(name for name in parts if name != "is_capturable")
+    return dataclasses.replace(backend, name=f"{backend.name} with replaced {replaced}", **parts)
 
 
 def _keywords(part: Callable[..., Any]) -> set[str]:

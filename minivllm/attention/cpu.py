@@ -42,6 +42,9 @@ def _numba() -> Any:
     _share_openmp_runtime()
     if not {"NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY"} & os.environ.keys():
         numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    num_threads = torch.get_num_threads()
+    numba.get_num_threads()  # starts its threads now: that sets the count of the OpenMP they share, and so torch's
+    torch.set_num_threads(num_threads)
     return numba
 
 

@@ -4,7 +4,7 @@ KV layout, per layer:   kv_cache [2, num_blocks, block_size, num_kv_heads, head_
 
     slot s of the cache = row s % block_size of block s // block_size
     a request's token at position p lives in slot  block_table[p // block_size] * block_size + p % block_size
-    block 0 is the null block: padding tokens write there, nobody reads it
+    block 0 is the null block: padding tokens write there, no real token reads it
 
 A step's batch is flat and ordered *decodes first*: rows with one query token, then rows with several (prefill chunks).
 
@@ -55,12 +55,17 @@ class AttentionMetadata:
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """Three functions and a name. `dataclasses.replace(backend, decode=mine)` is how a student's part is plugged in."""
+    """Three functions and a name. `dataclasses.replace(backend, decode=mine)` is how a student's part is plugged in.
+
+    is_capturable: whether write_kv and decode may be captured into a CUDA graph: nothing in them makes the host wait, and what
+    decode costs depends on seq_lens, not on the width of block_tables, which is max_model_len's in a graph.
+    """
 
     name: str
     write_kv: WriteKV
     decode: Decode
     prefill: Prefill
+    is_capturable: bool = False
 
 
 def paged_attention(

@@ -13,9 +13,11 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from minivllm.components import Components
 from minivllm.config import EngineConfig
+from minivllm.core.radix_cache import RadixKVCacheManager
 from minivllm.core.request import Request
 from minivllm.core.step import (
     EngineCoreOutput,
@@ -28,6 +30,9 @@ from minivllm.core.step import (
 )
 
 logger = logging.getLogger("minivllm")
+
+# Settings that ask for a prefix cache by name.
+_NEED_CACHING = {"enable_prefix_caching": True, "prefix_cache": "radix", "scheduling_policy": "longest_prefix"}
 
 
 class EngineCore:
@@ -52,15 +57,8 @@ class EngineCore:
         self.config = config.fit_max_model_len(config.max_model_len or sys.maxsize, executor.num_blocks)
         self.executor = executor
         self.vocab_size = vocab_size
-        block_pool = self.components.pick("block_pool")(executor.num_blocks)
-        kv_cache_manager = self.components.pick("kv_cache_manager")(
-            block_pool,
-            config.block_size,
-            self.config.max_model_len,
-            enable_caching=config.enable_prefix_caching is not False,
-            hash_block=self.components.pick("block_hash"),
-        )
-        self.scheduler = self.components.pick("scheduler")(self.config, kv_cache_manager)
+        self.kv_cache_manager = _make_kv_cache_manager(self.config, self.components, executor.num_blocks)
+        self.scheduler = self.components.pick("scheduler")(self.config, self.kv_cache_manager)
         _refuse_pool_without_preemption(self.config, self.components, executor.num_blocks)
 
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
@@ -77,10 +75,10 @@ class EngineCore:
         assert self.config.max_model_len is not None
         self.scheduler.add_request(Request.from_engine_core_request(request, self.config.max_model_len))
 
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
+    def abort_requests(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> None:
         """End requests now, also while a step is in flight. Unknown ids are skipped: a request may have just ended by
-        itself."""
-        self.scheduler.finish_requests(request_ids, FinishReason.ABORT)
+        itself. `reason` is STOP where a stop string was found: text is the front end's."""
+        self.scheduler.finish_requests(request_ids, reason)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.requests)
@@ -115,8 +113,9 @@ class EngineCore:
         if stop_token_ids:
             self.components.require("scheduler", "stops", f"stop_token_ids={stop_token_ids}")
         if request.priority != 0 and self.config.scheduling_policy != "priority":
-            raise ValueError(f'priority={request.priority} needs scheduling_policy="priority"; this engine runs "fcfs".')
-        if self.config.enable_prefix_caching is not False:
+            policy = self.config.scheduling_policy
+            raise ValueError(f'priority={request.priority} needs scheduling_policy="priority"; this engine runs "{policy}".')
+        if self.config.enable_prefix_caching is not False and self.config.prefix_cache == "hash":
             for name in ("cache_salt", "lora_digest"):
                 if (value := getattr(request, name)) is not None:
                     self.components.require("block_hash", "salt", f"{name}={value!r}")
@@ -132,7 +131,7 @@ class EngineCore:
     def begin_step(self) -> bool:
         """Plan a step and send it off; False if there was no token to compute. Requests may come and be aborted before
         `end_step` takes it in."""
-        step = self.scheduler.schedule()
+        step = self._schedule()
         step.finished_req_ids = self._untold + step.finished_req_ids
         self._untold = []
         if step.total_num_scheduled_tokens == 0:
@@ -140,8 +139,7 @@ class EngineCore:
             return False
         handle: StepHandle
         try:
-            self.executor.submit(step)
-            handle = self.executor.sample()
+            handle = self._execute(step)
         except BaseException as error:  # Ctrl-C as well: end_step undoes the step, then raises it
             handle = _FailedStep(error)
         self._in_flight.append((step, handle))
@@ -160,6 +158,19 @@ class EngineCore:
         except BaseException as error:
             self._fail_step(step, error)
             raise
+        return self._update(step, result)
+
+    # The parts of a step, each a method of its own, so that a recorder can time them (observe/recorder.py).
+
+    def _schedule(self) -> SchedulerOutput:
+        step: SchedulerOutput = self.scheduler.schedule()
+        return step
+
+    def _execute(self, step: SchedulerOutput) -> StepHandle:
+        self.executor.submit(step)
+        return self.executor.sample()
+
+    def _update(self, step: SchedulerOutput, result: StepOutput) -> list[EngineCoreOutput]:
         return list(self.scheduler.update_from_output(step, result))
 
     def _fail_step(self, step: SchedulerOutput, error: BaseException) -> list[EngineCoreOutput]:
@@ -215,6 +226,30 @@ class _FailedStep:
         raise self._error
 
 
+def _make_kv_cache_manager(config: EngineConfig, components: Components, num_blocks: int) -> Any:
+    """The block tables over a pool, with the prefix cache that was chosen."""
+    block_pool = components.pick("block_pool")(num_blocks)
+    caching = config.enable_prefix_caching is not False
+    assert config.max_model_len is not None
+    if config.prefix_cache == "hash":
+        return components.pick("kv_cache_manager")(
+            block_pool,
+            config.block_size,
+            config.max_model_len,
+            enable_caching=caching,
+            hash_block=components.pick("block_hash"),
+        )
+    if unused := [name for name in ("kv_cache_manager", "block_hash") if name in components]:
+        logger.info("prefix_cache='radix' does not use your %s: minivllm's own manager goes with the tree.", ", ".join(unused))
+    return RadixKVCacheManager(
+        block_pool,
+        config.block_size,
+        config.max_model_len,
+        enable_caching=caching,
+        radix_cache=components.pick("radix_cache"),
+    )
+
+
 def apply_capabilities(config: EngineConfig, components: Components) -> EngineConfig:
     """A copy of the config with the features off that a replaced part cannot do (one line each in the log). Call it before
     `fit_max_model_len`, which depends on it. Raises ValueError for a feature the user asked for by name."""
@@ -222,15 +257,18 @@ def apply_capabilities(config: EngineConfig, components: Components) -> EngineCo
     def can(seam: str, capability: str, name: str, asked: bool) -> bool:
         return components.require(seam, capability, f"{name}={getattr(config, name)!r}" if asked else None)
 
+    needed = [("block_pool", "caching"), ("kv_cache_manager", "prefix caching")]
+    if config.prefix_cache == "radix":
+        needed += [("radix_cache", "radix")]
+    asked_for = next((name for name, value in _NEED_CACHING.items() if getattr(config, name) == value), None)
     caching = config.enable_prefix_caching is not False and all(
-        can(seam, capability, "enable_prefix_caching", config.enable_prefix_caching is True)
-        for seam, capability in (("block_pool", "caching"), ("kv_cache_manager", "prefix caching"))
+        can(seam, capability, asked_for or "enable_prefix_caching", asked_for is not None) for seam, capability in needed
     )
     chunking = config.enable_chunked_prefill is not False and can(
         "scheduler", "chunking", "enable_chunked_prefill", config.enable_chunked_prefill is True
     )
-    if config.scheduling_policy == "priority":
-        can("scheduler", "priority", "scheduling_policy", True)
+    if config.scheduling_policy != "fcfs":
+        can("scheduler", config.scheduling_policy.replace("_", " "), "scheduling_policy", True)
     if config.long_prefill_token_threshold and not chunking:
         can("scheduler", "chunking", "long_prefill_token_threshold", True)
     return dataclasses.replace(

@@ -56,6 +56,8 @@ class KVCacheManager:
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return [], 0
         blocks = self.find_longest_cache_hit(request)
+        if self.use_eagle:
+            blocks = blocks[:-1]
         return blocks, len(blocks) * self.block_size
 
     def find_longest_cache_hit(self, request: Request) -> list[KVCacheBlock]:
@@ -65,14 +67,12 @@ class KVCacheManager:
         prompt of exactly 2 blocks can hit 1, and its second is computed again.
         """
         max_hits = (request.num_tokens - 1) // self.block_size
-        hits: list[KVCacheBlock] = []
+        hits = []
         for block_hash in extend_block_hashes(request, self.block_size, self.hash_block)[:max_hits]:
             block = self.block_pool.get_cached_block(block_hash)
             if block is None:
                 break
             hits.append(block)
-        if self.use_eagle and hits:
-            hits.pop()
         return hits
 
     def has_room(self, request: Request, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock] = ()) -> bool:
@@ -108,7 +108,7 @@ class KVCacheManager:
                 self.block_pool.touch(new_computed_blocks)
                 request.num_published_blocks = len(new_computed_blocks)
             num_held = len(blocks) + len(new_computed_blocks)
-            new_blocks = self.block_pool.allocate(-(-num_slots // self.block_size) - num_held)
+            new_blocks = self.take_blocks(-(-num_slots // self.block_size) - num_held)
             self.req_to_blocks[request.request_id] = [*blocks, *new_computed_blocks, *new_blocks]
         if self.enable_caching:
             self.cache_blocks(request, min(num_computed + num_new_tokens, request.num_tokens))
@@ -137,9 +137,17 @@ class KVCacheManager:
         blocks = self.req_to_blocks.pop(request.request_id, [])
         num_proven_tokens = request.num_computed_tokens - request.num_in_flight_tokens
         for block in blocks[num_proven_tokens // self.block_size : request.num_published_blocks]:
-            self.block_pool.unpublish(block)
+            self.take_back(block)
         request.num_published_blocks = 0
         self.block_pool.free(blocks[::-1])
+
+    def take_blocks(self, n: int) -> list[KVCacheBlock]:
+        """n blocks of the pool, which forgets what they cached."""
+        return self.block_pool.allocate(n)
+
+    def take_back(self, block: KVCacheBlock) -> None:
+        """A block that was published can be found no longer."""
+        self.block_pool.unpublish(block)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False, and nothing done, while any block is in use. True where there is no cache."""

@@ -29,7 +29,9 @@ class Scheduler:
     A replacement needs `requests`, `add_request`, `schedule`, `update_from_output`, `requests_in` and `finish_requests`.
     """
 
-    capabilities = frozenset({"stops", "whole prompts", "preemption", "chunking", "mixed batches", "priority"})
+    capabilities = frozenset(
+        {"stops", "whole prompts", "preemption", "chunking", "mixed batches", "priority", "longest prefix"}
+    )
 
     def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager, num_lookahead_tokens: int = 0) -> None:
         if config.max_num_batched_tokens is None or config.max_num_seqs is None or config.max_model_len is None:
@@ -44,8 +46,9 @@ class Scheduler:
         self.kv_cache_manager = kv_cache_manager
 
         self.requests: dict[str, Request] = {}  # all that are not finished
-        self.waiting = create_request_queue(self.policy)
+        self.waiting = create_request_queue(self.policy, lambda request: kv_cache_manager.get_computed_blocks(request)[1])
         self.running: list[Request] = []
+        self._set_aside: list[Request] = []  # blocked, while a step is planned
         self.finished_req_ids: list[str] = []  # since the last step, and
         self.preempted_req_ids: list[str] = []  # likewise: the worker drops them
         self.next_step_id = 0
@@ -75,40 +78,17 @@ class Scheduler:
         2. WAITING, in order, if nobody had to give way. The first that does not fit ends the loop: no overtaking, so a
            long prompt is not starved by short ones.
         """
-        step = SchedulerOutput(step_id=self.next_step_id)
-        self.next_step_id += 1
-
-        for request in tuple(self.running):  # a copy: preemption changes the list
-            if request.status is not RequestStatus.RUNNING:  # it gave way to one before it
-                continue
-            n = self.num_new_tokens(request, self.max_num_batched_tokens - step.total_num_scheduled_tokens)
-            if n == 0:  # no budget, or nothing to do until a step in flight comes back; the next one may have
-                continue
-            new_blocks = self._allocate_or_preempt(step, request, n)
-            if new_blocks is None:
+        step = self.open_step()
+        for request in self.running_in_order():
+            n = self.num_new_tokens(request, self.budget_left(step))
+            if n > 0 and not self.advance(step, request, n):  # n == 0: its token is in flight, and the next one's may not be
                 break
-            self._add_running(step, request, n, new_blocks)
-
-        budget = self.max_num_batched_tokens - step.total_num_scheduled_tokens
-        blocked: list[Request] = []
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs and not self.preempted_req_ids:
-            request = self.waiting.peek()
-            if self.is_blocked(request):  # not for lack of room: those behind it may overtake
-                blocked.append(self.waiting.pop())
-                continue
+        while (request := self.next_in_line()) is not None:
             hits, num_cached_tokens = self.kv_cache_manager.get_computed_blocks(request)
-            n = self.num_new_tokens(request, budget, num_cached_tokens)
-            if n == 0 or not self.can_admit(request, hits) or self._allocate(request, n, hits) is None:
+            n = self.num_new_tokens(request, self.budget_left(step), num_cached_tokens)
+            if n == 0 or not self.admit(step, request, n, hits, num_cached_tokens):
                 break
-            self._admit(step, self.waiting.pop(), n, num_cached_tokens)
-            budget -= n
-        for request in reversed(blocked):
-            self.waiting.prepend(request)
-
-        step.finished_req_ids, self.finished_req_ids = self.finished_req_ids, []
-        step.preempted_req_ids, self.preempted_req_ids = self.preempted_req_ids, []
-        self.after_schedule(step)
-        return step
+        return self.close_step(step)
 
     def num_new_tokens(self, request: Request, budget: int, num_cached_tokens: int = 0) -> int:
         """How many tokens the request computes in this step: all it lacks, within the budget; 0 is "not in this step".
@@ -158,20 +138,97 @@ class Scheduler:
             request.num_computed_tokens += n
             request.num_in_flight_tokens += n
 
-    def _allocate(self, request: Request, n: int, hits: Sequence[KVCacheBlock] = ()) -> list[KVCacheBlock] | None:
-        if not hits and self.num_lookahead_tokens == 0:  # all that a manager without prefix caching has to understand
-            return self.kv_cache_manager.allocate_slots(request, n)
-        return self.kv_cache_manager.allocate_slots(request, n, hits, self.num_lookahead_tokens)
+    # ---------------------------------------------------------------- what a `schedule` is written with
 
-    def _allocate_or_preempt(self, step: SchedulerOutput, request: Request, n: int) -> list[KVCacheBlock] | None:
-        """Room for a running request's next n tokens, whoever must give way; None if that was the request itself."""
+    def open_step(self) -> SchedulerOutput:
+        """A step with nobody in it yet."""
+        step = SchedulerOutput(step_id=self.next_step_id)
+        self.next_step_id += 1
+        return step
+
+    def close_step(self, step: SchedulerOutput) -> SchedulerOutput:
+        """The step as the worker gets it: with who left since the last one, and its tokens counted."""
+        for request in reversed(self._set_aside):
+            self.waiting.prepend(request)
+        self._set_aside = []
+        step.finished_req_ids, self.finished_req_ids = self.finished_req_ids, []
+        step.preempted_req_ids, self.preempted_req_ids = self.preempted_req_ids, []
+        self.after_schedule(step)
+        return step
+
+    def budget_left(self, step: SchedulerOutput) -> int:
+        """Tokens the step may still compute. (A victim that is taken out of it gives its own back.)"""
+        return self.max_num_batched_tokens - step.total_num_scheduled_tokens
+
+    def running_in_order(self) -> Iterator[Request]:
+        """Those who run, first served first; who gives way meanwhile is passed over."""
+        for request in tuple(self.running):  # a copy: preemption changes the list
+            if request.status is RequestStatus.RUNNING:
+                yield request
+
+    def next_in_line(self) -> Request | None:
+        """The waiting request whose turn it is, still in the queue. None where nobody may start: max_num_seqs run, somebody
+        has just had to give way, or nobody waits. One that is blocked is set aside until the step is closed: what it waits
+        for is not room, so those behind it may overtake."""
+        if len(self.running) >= self.max_num_seqs or self.preempted_req_ids:
+            return None
+        while self.waiting:
+            request = self.waiting.peek()
+            if not self.is_blocked(request):
+                return request
+            self._set_aside.append(self.waiting.pop())
+        return None
+
+    def advance(self, step: SchedulerOutput, request: Request, n: int) -> bool:
+        """Put a running request's next n tokens into the step, whoever must give way for them. False if that was the request
+        itself: then it is not running any more."""
         while (new_blocks := self._allocate(request, n)) is None:
             victim = self.pick_victim()
             self._unschedule(step, victim)
             self.preempt(victim)
             if victim is request:
-                return None
-        return new_blocks
+                return False
+        self._add_running(step, request, n, new_blocks)
+        return True
+
+    def admit(
+        self,
+        step: SchedulerOutput,
+        request: Request,
+        n: int,
+        hits: Sequence[KVCacheBlock] = (),
+        num_cached_tokens: int = 0,
+    ) -> bool:
+        """waiting -> running, with its first n tokens, on top of the blocks found in the prefix cache. False, and nothing
+        changed, if there is no room. The worker is told everything: it does not know the request, or has dropped it."""
+        if not self.can_admit(request, hits) or self._allocate(request, n, hits) is None:
+            return False
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_cached_tokens
+        if request.num_cached_tokens < 0:  # a later admission would count the request's own blocks as a cache hit
+            request.num_cached_tokens = num_cached_tokens
+        step.num_scheduled_tokens[request.request_id] = n
+        step.total_num_scheduled_tokens += n
+        step.scheduled_new_reqs.append(
+            NewRequestData(
+                req_id=request.request_id,
+                token_ids=list(request.all_token_ids),
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling_params=request.sampling_params,
+                seed=request.seed,
+                eos_token_ids=request.worker_eos_ids,
+                block_ids=self.kv_cache_manager.get_block_ids(request),
+                num_computed_tokens=num_cached_tokens,
+            )
+        )
+        return True
+
+    def _allocate(self, request: Request, n: int, hits: Sequence[KVCacheBlock] = ()) -> list[KVCacheBlock] | None:
+        if not hits and self.num_lookahead_tokens == 0:  # all that a manager without prefix caching has to understand
+            return self.kv_cache_manager.allocate_slots(request, n)
+        return self.kv_cache_manager.allocate_slots(request, n, hits, self.num_lookahead_tokens)
 
     def _add_running(self, step: SchedulerOutput, request: Request, n: int, new_blocks: list[KVCacheBlock]) -> None:
         req_id = request.request_id
@@ -197,28 +254,6 @@ class Scheduler:
         if req_id in cached.req_ids:
             i = cached.req_ids.index(req_id)
             del cached.req_ids[i], cached.new_block_ids[i], cached.num_computed_tokens[i]
-
-    def _admit(self, step: SchedulerOutput, request: Request, n: int, num_cached_tokens: int) -> None:
-        """waiting -> running. The worker is told everything: it does not know the request, or has dropped it."""
-        self.running.append(request)
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_cached_tokens
-        if request.num_cached_tokens < 0:  # a later admission would count the request's own blocks as a cache hit
-            request.num_cached_tokens = num_cached_tokens
-        step.num_scheduled_tokens[request.request_id] = n
-        step.total_num_scheduled_tokens += n
-        step.scheduled_new_reqs.append(
-            NewRequestData(
-                req_id=request.request_id,
-                token_ids=list(request.all_token_ids),
-                num_prompt_tokens=request.num_prompt_tokens,
-                sampling_params=request.sampling_params,
-                seed=request.seed,
-                eos_token_ids=request.worker_eos_ids,
-                block_ids=self.kv_cache_manager.get_block_ids(request),
-                num_computed_tokens=num_cached_tokens,
-            )
-        )
 
     # ---------------------------------------------------------------- after the step
 
@@ -268,6 +303,7 @@ class Scheduler:
             req_id,
             new_token_ids=tokens[:num_accepted],
             new_logprobs=None if logprobs is None else logprobs[:num_accepted],
+            prompt_logprobs=result.prompt_logprobs.get(req_id),
             num_cached_tokens=request.num_cached_tokens,
         )
         if reason is not None:
@@ -277,8 +313,7 @@ class Scheduler:
             output.finish_reason, output.stop_reason = reason, request.stop_reason
         return output
 
-    @staticmethod
-    def finish_reason(request: Request, token_id: int) -> FinishReason | None:
+    def finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
         """Whether the request ends with `token_id`, which it has just been given, and why. (min_tokens needs no word here: the
         sampler masks the end tokens until then.)"""
         if token_id in request.stop_eos_ids:

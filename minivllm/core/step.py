@@ -23,9 +23,9 @@ class FinishReason(str, Enum):
 
 @dataclass(slots=True)
 class EngineCoreRequest:
-    """A request as it enters the core: token ids, no text. `request_id` is unique in the life of the engine (the front end
-    adds a random suffix to the user's). `seed` keys the request's sampling noise: the params' seed, or one the front end drew.
-    `eos_token_ids` are the model's end tokens; the params may say to ignore them."""
+    """A request as it enters the core: token ids, no text. `request_id` is unique in the life of the engine: the front end adds
+    a random suffix to the user's, which is `external_req_id`. `seed` keys the request's sampling noise: the params' seed, or
+    one the front end drew. `eos_token_ids` are the model's end tokens; the params may say to ignore them."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -37,6 +37,7 @@ class EngineCoreRequest:
     cache_salt: str | None = None
     lora_digest: str | None = None
     skip_reading_prefix_cache: bool = False  # compute every prompt position (prompt_logprobs need them all)
+    external_req_id: str | None = None  # None: the user sees `request_id` itself
 
 
 @dataclass(slots=True)
@@ -94,11 +95,13 @@ class TokenLogprobs:
 @dataclass(slots=True)
 class StepOutput:
     """What a step computed. `sampled_token_ids[req]` is [] for a prefill chunk, else accepted drafts plus one token.
-    `logprobs[req]`, where asked for, has one entry a token. `draft_token_ids[req]` are proposals for the next step.
+    `logprobs[req]`, where asked for, has one entry a token; `prompt_logprobs[req]`, with the request's first token, one for each
+    prompt token but the first. `draft_token_ids[req]` are proposals for the next step.
     `errors[req]` fails that request alone (for example NaN logits)."""
 
     sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
@@ -110,6 +113,7 @@ class EngineCoreOutput:
     request_id: str
     new_token_ids: list[int] = field(default_factory=list)
     new_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0

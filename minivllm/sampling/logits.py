@@ -2,9 +2,8 @@
 
 Pure functions, [B, V] float32 in, a new [B, V] out, one setting a row; -inf marks a removed token, and a row whose setting is
 "off" comes back as it was. The sampler applies them in the order of this file. They work on any set of candidates: V need not
-be the vocabulary, which is how the sampler avoids sorting all of it. May not know requests.
-
-What belongs before `mask_tokens` when it is served: allowed and bad token masks and logit_bias; after it: penalties.
+be the vocabulary, which is how the sampler avoids sorting all of it. (The first four are about token ids, so they see whole
+rows.) May not know requests.
 """
 
 from __future__ import annotations
@@ -16,9 +15,46 @@ from minivllm.sampling_params import GREEDY_EPS
 REMOVED = float("-inf")
 
 
+def keep_tokens(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """`allowed_token_ids`: of each row that is in rows, only the tokens token_ids[i] with rows[i] stay."""
+    kept = logits.clone()
+    kept[rows] = REMOVED
+    return kept.index_put((rows, token_ids), logits[rows, token_ids])
+
+
 def mask_tokens(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Remove token token_ids[i] from row rows[i], for every i (`min_tokens`: the end tokens while the output is too short)."""
+    """Remove token token_ids[i] from row rows[i], for every i (`bad_words`: a text's last token where the others stand before;
+    `min_tokens`: the end tokens while the output is too short)."""
     return logits.index_put((rows, token_ids), logits.new_tensor(REMOVED))
+
+
+def add_bias(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """`logit_bias`: add bias[i] to token token_ids[i] of row rows[i]. A removed token stays removed."""
+    return logits.index_put((rows, token_ids), bias, accumulate=True)
+
+
+def apply_penalties(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    is_output: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+) -> torch.Tensor:
+    """Make tokens that have come before less likely (more, with a negative penalty, or a repetition penalty below 1).
+
+    token_ids [B, N]: each row's prompt and output, padded with V.   is_output [B, N]: which of them are output.
+    repetition [B]: the logits of tokens seen are divided by it if positive, multiplied if negative (Keskar et al. 2019, CTRL).
+    frequency, presence [B]: taken off for each time a token is in the output, and once if it is (OpenAI's definition).
+    """
+    V = logits.shape[-1]
+    counts = logits.new_zeros(len(logits), V + 1)  # the last column takes the padding
+    is_seen = torch.zeros_like(counts, dtype=torch.bool).scatter_(1, token_ids, True)[:, :V]
+    counts = counts.scatter_add_(1, token_ids, is_output.to(counts.dtype))[:, :V]
+    repetition = repetition[:, None]
+    scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(is_seen, scaled, logits)
+    return logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)
 
 
 def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Sampler: from a batch's logits to one token a row. Lab 02 builds the functions it calls (`logits.py`). May not know
 requests.
 
-    masks -> temperature -> min_p -> top_k -> top_p -> draw          (float32; greedy rows take the argmax instead)
+    allowed, bad, bias, min_tokens, penalties -> temperature -> min_p -> top_k -> top_p -> draw     (float32)
+                                          '-> argmax: greedy rows
 
 **Noise without state.** A row's random number is a hash of its request's seed and of the position of the token to draw
 (`uniform`). There is no generator to advance, so neither neighbours, batch size, preemption nor a step in flight can change
@@ -34,11 +35,25 @@ FUNCTIONS = ("apply_temperature", "apply_min_p", "apply_top_k", "apply_top_p")
 
 
 @dataclass(slots=True)
+class Penalties:
+    """Of the R rows that have any: `logits.apply_penalties`' arguments, [R, N] and [R]."""
+
+    rows: torch.Tensor
+    token_ids: torch.Tensor
+    is_output: torch.Tensor
+    repetition: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
+
+
+@dataclass(slots=True)
 class SamplingMetadata:
     """What each of B rows asks for. Tensors [B] on the logits' device; a filter that no row uses is None.
 
     seeds, positions: int64, the key of each row's noise; a position is the index of the token being drawn in its sequence.
-    sampled_rows: int64, the rows that draw; the others are greedy.   removed: (rows, token ids) of tokens that must not come.
+    sampled_rows: int64, the rows that draw; the others are greedy.
+    allowed, removed, bias: (rows, token ids, and numbers for bias), as `keep_tokens`, `mask_tokens`, `add_bias` take them.
+    penalties: None where no row has any.
     logprobs_rows: the rows that want log-probabilities, `num_logprobs` top tokens each (the most any of them wants).
     """
 
@@ -49,9 +64,17 @@ class SamplingMetadata:
     min_p: torch.Tensor | None = None
     top_k: torch.Tensor | None = None
     top_p: torch.Tensor | None = None
+    allowed: tuple[torch.Tensor, torch.Tensor] | None = None
     removed: tuple[torch.Tensor, torch.Tensor] | None = None
+    bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    penalties: Penalties | None = None
     logprobs_rows: torch.Tensor | None = None
     num_logprobs: int = 0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether any row's logits are changed before its argmax is taken. False in almost every step."""
+        return not (self.allowed is None and self.removed is None and self.bias is None and self.penalties is None)
 
     def of(self, rows: torch.Tensor | slice) -> SamplingMetadata:
         """The settings of some rows that draw."""
@@ -91,7 +114,9 @@ class SamplerOutput:
 class Sampler:
     """The reference sampler. Its four logits functions are attributes: a subclass replaces the ones it brings."""
 
-    capabilities = frozenset({"temperature", "top_k", "top_p", "min_p", "logprobs"})
+    capabilities = frozenset(
+        {"temperature", "top_k", "top_p", "min_p", "logprobs", "penalties", "logit_bias", "allowed_token_ids", "bad_words"}
+    )
     apply_temperature = staticmethod(reference.apply_temperature)
     apply_min_p = staticmethod(reference.apply_min_p)
     apply_top_k = staticmethod(reference.apply_top_k)
@@ -100,14 +125,15 @@ class Sampler:
 
     def __call__(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         """logits [B, V] as the model made them, in any dtype: they are widened to float32 before anything is computed."""
-        allowed = logits if metadata.removed is None else reference.mask_tokens(logits, *metadata.removed)
+        changed = change_logits(logits, metadata) if metadata.changes_logits else logits
         rows = metadata.sampled_rows
-        if len(rows) == len(logits):  # nobody needs the argmax
-            best, token_ids = allowed.amax(dim=-1), self.draw(allowed, metadata)
+        if len(rows) == 0:  # all greedy
+            best, token_ids = changed.max(dim=-1)
+        elif len(rows) == len(logits):  # nobody needs the argmax
+            best, token_ids = changed.amax(dim=-1), self.draw(changed, metadata)
         else:
-            best, token_ids = allowed.max(dim=-1)
-            if len(rows):
-                token_ids = token_ids.index_copy(0, rows, self.draw(allowed[rows], metadata.of(rows)))
+            best, token_ids = changed.max(dim=-1)
+            token_ids = token_ids.index_copy(0, rows, self.draw(changed[rows], metadata.of(rows)))
         token_ids = token_ids.masked_fill(~best.isfinite(), INVALID)  # a maximum is NaN if any number is
         return SamplerOutput(token_ids, self._logprobs(logits, token_ids, metadata))
 
@@ -161,18 +187,39 @@ class Sampler:
         if rows is None:
             return None
         logprobs_RV = logits[rows].float().log_softmax(dim=-1)
-        chosen_R1 = token_ids[rows].clamp(min=0)[:, None]
-        chosen_logprobs_R1 = logprobs_RV.gather(-1, chosen_R1)
-        rank_R1 = (logprobs_RV > chosen_logprobs_R1).sum(dim=-1, keepdim=True) + 1
-        top_ids = _largest(logprobs_RV, min(metadata.num_logprobs, logits.shape[-1])).sort(dim=-1).values
-        top_logprobs, order = logprobs_RV.gather(-1, top_ids).sort(dim=-1, descending=True, stable=True)
-        top_ids = top_ids.gather(-1, order)
-        top_ranks = torch.arange(1, top_ids.shape[-1] + 1, device=rows.device).expand_as(top_ids)
-        return Logprobs(
-            torch.cat([chosen_R1, top_ids], dim=-1),
-            torch.cat([chosen_logprobs_R1, top_logprobs], dim=-1),
-            torch.cat([rank_R1, top_ranks], dim=-1),
-        )
+        return top_logprobs(logprobs_RV, token_ids[rows].clamp(min=0), metadata.num_logprobs)
+
+
+def change_logits(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    """What requests ask about single tokens, [B, V] -> a new float32 [B, V]. The order of masks and bias makes no difference:
+    what is removed stays so."""
+    logits = logits.float()
+    if metadata.allowed is not None:
+        logits = reference.keep_tokens(logits, *metadata.allowed)
+    if metadata.removed is not None:
+        logits = reference.mask_tokens(logits, *metadata.removed)
+    if metadata.bias is not None:
+        logits = reference.add_bias(logits, *metadata.bias)
+    if (p := metadata.penalties) is not None:
+        penalized = reference.apply_penalties(logits[p.rows], p.token_ids, p.is_output, p.repetition, p.frequency, p.presence)
+        logits = logits.index_copy(0, p.rows, penalized)
+    return logits
+
+
+def top_logprobs(logprobs: torch.Tensor, chosen: torch.Tensor, num_logprobs: int) -> Logprobs:
+    """Of each row of logprobs [R, V]: the chosen token [R] first, then the `num_logprobs` most probable ones, with ranks."""
+    chosen_R1 = chosen[:, None]
+    chosen_logprobs_R1 = logprobs.gather(-1, chosen_R1)
+    rank_R1 = (logprobs > chosen_logprobs_R1).sum(dim=-1, keepdim=True) + 1
+    top_ids = _largest(logprobs, min(num_logprobs, logprobs.shape[-1])).sort(dim=-1).values
+    values, order = logprobs.gather(-1, top_ids).sort(dim=-1, descending=True, stable=True)
+    top_ids = top_ids.gather(-1, order)
+    top_ranks = torch.arange(1, top_ids.shape[-1] + 1, device=logprobs.device).expand_as(top_ids)
+    return Logprobs(
+        torch.cat([chosen_R1, top_ids], dim=-1),
+        torch.cat([chosen_logprobs_R1, values], dim=-1),
+        torch.cat([rank_R1, top_ranks], dim=-1),
+    )
 
 
 def _most_probable(

@@ -127,9 +127,13 @@ class EchoExecutor:
             output.sampled_token_ids[req_id] = tokens = self._verify(row, self._read(row, seq_len), drafts)
             if not tokens:
                 continue
+            known = len(row.token_ids)
             row.token_ids += tokens
             if row.params.logprobs is not None:
                 output.logprobs[req_id] = [self._logprobs(token, row.params.logprobs) for token in tokens]
+            if row.params.prompt_logprobs is not None and known == row.num_prompt_tokens:
+                prompt = row.token_ids[1:known]
+                output.prompt_logprobs[req_id] = [self._logprobs(token, row.params.prompt_logprobs) for token in prompt]
             if self.num_speculative_tokens:
                 output.draft_token_ids[req_id] = self._propose(row)
         return _Ready(output)

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from minivllm.core.step import NewRequestData, SchedulerOutput
+from minivllm.core.step import NewRequestData, SchedulerOutput, TokenLogprobs
+from minivllm.sampling_params import SamplingParams
 
 _MAX_INT = 2**31 - 1
 _MAX_TEMPERATURE = 1e30  # float32 ends at 3e38; any logits divided by this are equal
@@ -31,6 +32,30 @@ _MIN_TOP_P = 1e-30  # the most probable token alone, as for all smaller ones
 def slot_mapping(positions: np.ndarray, block_table: np.ndarray, block_size: int) -> np.ndarray:
     """The cache slots [T] of tokens at `positions` [T] of a sequence whose blocks are `block_table` [M], in order."""
     return block_table[positions // block_size] * block_size + positions % block_size
+
+
+def build_metadata(
+    num_computed_tokens: np.ndarray,
+    num_scheduled_tokens: np.ndarray,
+    block_tables: np.ndarray,
+    block_size: int,
+    map_slots: Callable[..., Any],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
+    """The shape of a step's batch of B rows and T tokens, decodes and prefill chunks alike: query_start_loc [B + 1],
+    seq_lens [B], positions [T], slots [T].
+
+    num_computed_tokens, num_scheduled_tokens [B] int64: of each row, before this step and in it (at least 1).
+    block_tables [B, M]: the rows' blocks, 0-padded.   map_slots: `slot_mapping`, which knows one sequence's table.
+    """
+    num_rows, num_blocks = block_tables.shape
+    starts = np.concatenate([[0], num_scheduled_tokens.cumsum()])
+    first_position = num_computed_tokens - starts[:-1]  # were the row's first token the batch's first
+    positions = np.arange(starts[-1]) + first_position.repeat(num_scheduled_tokens)
+    # One call serves the batch: all tables, laid end to end, are the table of one long sequence, in which row i begins behind
+    # the slots of the i rows before it.
+    behind = np.arange(num_rows) * (num_blocks * block_size)
+    slots = map_slots(positions + behind.repeat(num_scheduled_tokens), block_tables.reshape(-1), block_size)
+    return starts, num_computed_tokens + num_scheduled_tokens, positions, slots
 
 
 @dataclass(slots=True)
@@ -53,6 +78,7 @@ class StepInputs:
     slot_mapping: np.ndarray  # [T] int64
     sample_rows: np.ndarray
     logits_indices: np.ndarray
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of prompts that end here; the runner's
 
 
 @dataclass(slots=True)
@@ -68,6 +94,50 @@ class SamplingInputs:
     num_logprobs: np.ndarray  # -1: none asked for
     removed_rows: list[int] = field(default_factory=list)
     removed_ids: list[int] = field(default_factory=list)
+    allowed: list[tuple[int, np.ndarray]] = field(default_factory=list)  # (row, token ids)
+    bias: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)  # (row, token ids, values)
+    penalties: PenaltyInputs | None = None
+
+
+@dataclass(slots=True)
+class PenaltyInputs:
+    """Of the R rows that have penalties, in `Penalties`' shapes. token_ids [R, N] holds -1 past a row's end."""
+
+    rows: np.ndarray
+    token_ids: np.ndarray
+    is_output: np.ndarray
+    repetition: np.ndarray
+    frequency: np.ndarray
+    presence: np.ndarray
+
+
+@dataclass(slots=True)
+class TokenRules:
+    """What a request says about single tokens: few do, so there is one for those alone."""
+
+    allowed_ids: np.ndarray
+    bias_ids: np.ndarray
+    bias_values: np.ndarray
+    bad_words: list[list[int]]
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> TokenRules | None:
+        if not (params.allowed_token_ids or params.logit_bias or params.bad_words_token_ids):
+            return None
+        return cls(
+            np.unique(np.array(params.allowed_token_ids, dtype=np.int64)),
+            np.array(list(params.logit_bias), dtype=np.int64),
+            np.array(list(params.logit_bias.values()), dtype=np.float32),
+            params.bad_words_token_ids,
+        )
+
+
+def _as_slots(slots: Any, num_tokens: int) -> np.ndarray:
+    """What `map_slots` answered, which may be a replaced part's."""
+    slots = np.asarray(slots, dtype=np.int64)
+    if slots.shape != (num_tokens,):
+        raise ValueError(f"slot_mapping gave {slots.shape} for {num_tokens} positions: it must give one slot for each.")
+    return slots
 
 
 class InputBatch:
@@ -104,6 +174,12 @@ class InputBatch:
         self.seed = np.zeros(n, dtype=np.int64)
         self.num_logprobs = np.full(n, -1, dtype=np.int64)
         self.min_tokens = np.zeros(n, dtype=np.int64)
+        self.presence_penalty = np.zeros(n, dtype=np.float32)
+        self.frequency_penalty = np.zeros(n, dtype=np.float32)
+        self.repetition_penalty = np.ones(n, dtype=np.float32)
+        self.has_penalties = np.zeros(n, dtype=bool)
+        self.num_prompt_logprobs = np.full(n, -1, dtype=np.int64)  # -1: none asked for, or given already
+        self._token_rules: dict[int, TokenRules] = {}  # of the rows that have any
         self._end_ids: list[list[int]] = [[] for _ in range(n)]  # masked until min_tokens
 
     # ---------------------------------------------------------------- the difference
@@ -137,6 +213,7 @@ class InputBatch:
         row = self.rows.pop(req_id, None)
         if row is not None:
             self._free_rows.append(row)
+            self._token_rules.pop(row, None)
 
     def _add(self, new: NewRequestData) -> None:
         self._remove(new.req_id)  # known from a step that failed before it could be told
@@ -163,6 +240,14 @@ class InputBatch:
         self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
         self.min_tokens[row] = min(params.min_tokens, _MAX_INT)
         self._end_ids[row] = sorted({*new.eos_token_ids, *params.stop_token_ids})
+        self.presence_penalty[row] = params.presence_penalty
+        self.frequency_penalty[row] = params.frequency_penalty
+        self.repetition_penalty[row] = params.repetition_penalty
+        self.has_penalties[row] = params.has_penalties
+        told = n > new.num_prompt_tokens  # back after a preemption: its first token, and these with it, are out
+        self.num_prompt_logprobs[row] = -1 if params.prompt_logprobs is None or told else params.prompt_logprobs
+        if (rules := TokenRules.of(params)) is not None:
+            self._token_rules[row] = rules
 
     def _append_blocks(self, row: int, block_ids: list[int]) -> None:
         if min(block_ids, default=1) < 1:
@@ -190,32 +275,22 @@ class InputBatch:
         if (seq_lens > self.num_tokens[rows]).any():
             late = req_ids[int(np.argmax(seq_lens > self.num_tokens[rows]))]
             raise ValueError(f"The step computes more tokens than request {late!r} has.")
-        starts = np.concatenate([[0], n.cumsum()])
-        token_rows = rows.repeat(n)
-        positions = np.arange(starts[-1]) + (computed - starts[:-1]).repeat(n)
+        block_tables = self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)]
+        starts, _, positions, slots = build_metadata(computed, n, block_tables, self.block_size, self.map_slots)
         yields = (seq_lens == self.num_tokens[rows]).nonzero()[0]
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
             num_decodes=int((n == 1).sum()),
-            input_ids=self.token_ids[token_rows, positions].astype(np.int64),
+            input_ids=self.token_ids[rows.repeat(n), positions].astype(np.int64),
             positions=positions,
             query_start_loc=starts.astype(np.int32),
             seq_lens=seq_lens.astype(np.int32),
-            block_tables=self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)],
-            slot_mapping=self._slots(token_rows, positions),
+            block_tables=block_tables,
+            slot_mapping=_as_slots(slots, len(positions)),
             sample_rows=yields,
             logits_indices=starts[1:][yields] - 1,
         )
-
-    def _slots(self, token_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """`map_slots` takes one sequence's block table. All tables, laid end to end, are one long table of one long sequence,
-        in which row r begins at position r * (slots a row has): so one call serves the batch."""
-        shifted = positions + token_rows * (self.max_blocks * self.block_size)
-        slots = np.asarray(self.map_slots(shifted, self.block_table.reshape(-1), self.block_size), dtype=np.int64)
-        if slots.shape != positions.shape:
-            raise ValueError(f"slot_mapping gave {slots.shape} for {len(positions)} positions: it must give one slot for each.")
-        return slots
 
     def sampling_inputs(self, rows: np.ndarray) -> SamplingInputs:
         """What the requests in these rows ask of the sampler for their next token."""
@@ -234,4 +309,38 @@ class InputBatch:
             end_ids = self._end_ids[rows[i]]
             inputs.removed_ids += end_ids
             inputs.removed_rows += [int(i)] * len(end_ids)
+        if self._token_rules:
+            self._apply_token_rules(rows, inputs)
+        if self.has_penalties[rows].any():
+            inputs.penalties = self._penalty_inputs(rows)
         return inputs
+
+    def _apply_token_rules(self, rows: np.ndarray, inputs: SamplingInputs) -> None:
+        for i, row in enumerate(rows.tolist()):
+            if (rules := self._token_rules.get(row)) is None:
+                continue
+            if len(rules.allowed_ids):
+                inputs.allowed.append((i, rules.allowed_ids))
+            if len(rules.bias_ids):
+                inputs.bias.append((i, rules.bias_ids, rules.bias_values))
+            output = self.token_ids[row, self.num_prompt_tokens[row] : self.num_tokens[row]]
+            for *beginning, last in rules.bad_words:
+                start = len(output) - len(beginning)
+                if start >= 0 and (output[start:] == beginning).all():
+                    inputs.removed_rows.append(i)
+                    inputs.removed_ids.append(last)
+
+    def _penalty_inputs(self, rows: np.ndarray) -> PenaltyInputs:
+        penalized = self.has_penalties[rows].nonzero()[0]
+        rows = rows[penalized]
+        lengths, prompt_lengths = self.num_tokens[rows, None], self.num_prompt_tokens[rows, None]
+        columns = np.arange(lengths.max())
+        known = columns < lengths
+        return PenaltyInputs(
+            rows=penalized,
+            token_ids=np.where(known, self.token_ids[rows, : len(columns)], -1).astype(np.int64),
+            is_output=known & (columns >= prompt_lengths),
+            repetition=self.repetition_penalty[rows],
+            frequency=self.frequency_penalty[rows],
+            presence=self.presence_penalty[rows],
+        )

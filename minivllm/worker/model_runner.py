@@ -30,11 +30,12 @@ from minivllm.core.step import (
 )
 from minivllm.models.registry import ModelConfig
 from minivllm.models.weights import load_model
-from minivllm.sampling.sampler import INVALID, Sampler, SamplerOutput, SamplingMetadata
+from minivllm.sampling.sampler import INVALID, Penalties, Sampler, SamplerOutput, SamplingMetadata
 from minivllm.sampling_params import SamplingParams
 from minivllm.worker.device import choose_device, choose_dtype, limit_threads
-from minivllm.worker.input_batch import InputBatch, StepInputs
+from minivllm.worker.input_batch import InputBatch, PenaltyInputs, StepInputs
 from minivllm.worker.kv_cache import allocate_kv_caches, num_kv_blocks
+from minivllm.worker.prompt_logprobs import PromptLogprobs
 
 logger = logging.getLogger("minivllm")
 
@@ -77,6 +78,7 @@ class ModelRunner:
         assert config.max_num_seqs is not None
         longest = config.max_model_len or min(self.max_model_len, (self.num_blocks - 1) * config.block_size)
         self.batch = InputBatch(config.max_num_seqs, longest, config.block_size, components.pick("slot_mapping"))
+        self._prompt_logprobs = PromptLogprobs(self.model.logits)
         self._submitted: tuple[StepInputs, torch.Tensor] | None = None  # hidden states of the tokens to sample from
         self._in_flight: _StepInFlight | None = None
         logger.info("%s", self.describe())
@@ -106,6 +108,9 @@ class ModelRunner:
         self.batch.update(scheduler_output)
         inputs = self.batch.build(scheduler_output.num_scheduled_tokens)
         hidden = self._forward(inputs)
+        self._prompt_logprobs.forget(scheduler_output.finished_req_ids)
+        if (self.batch.num_prompt_logprobs[inputs.rows] >= 0).any():
+            inputs.prompt_logprobs = self._prompt_logprobs.add(inputs, self.batch, hidden)
         self._submitted = inputs, hidden[self._to_device(inputs.logits_indices)]
 
     @torch.inference_mode()
@@ -131,7 +136,7 @@ class ModelRunner:
         """Let go of the weights and the KV cache. The runner cannot be used afterwards."""
         self._submitted = self._in_flight = None
         self.kv_caches = []
-        del self.model
+        del self.model, self._prompt_logprobs
         if self.device_type == "cuda":
             torch.cuda.empty_cache()
 
@@ -189,9 +194,30 @@ class ModelRunner:
             min_p=put(asked.min_p) if asked.min_p.any() else None,
             top_k=put(asked.top_k) if (asked.top_k > 0).any() else None,
             top_p=put(asked.top_p) if (asked.top_p < 1).any() else None,
+            allowed=self._flat(asked.allowed) if asked.allowed else None,
             removed=(put(np.array(asked.removed_rows)), put(np.array(asked.removed_ids))) if asked.removed_ids else None,
+            bias=self._flat(asked.bias) if asked.bias else None,
+            penalties=None if asked.penalties is None else self._penalties(asked.penalties),
             logprobs_rows=put(wants_logprobs) if len(wants_logprobs) else None,
             num_logprobs=max(0, int(asked.num_logprobs.max())),
+        )
+
+    def _flat(self, entries: list[Any]) -> Any:
+        """(row, array, ...) of some rows, as one (rows, array, ...) with an entry for each of the arrays' numbers."""
+        rows, *columns = zip(*entries, strict=True)
+        lengths = [len(ids) for ids in columns[0]]
+        return tuple(self._to_device(array) for array in (np.repeat(rows, lengths), *map(np.concatenate, columns)))
+
+    def _penalties(self, asked: PenaltyInputs) -> Penalties:
+        put = self._to_device
+        padded = np.where(asked.token_ids < 0, self.vocab_size, asked.token_ids)
+        return Penalties(
+            rows=put(asked.rows),
+            token_ids=put(padded),
+            is_output=put(asked.is_output),
+            repetition=put(asked.repetition),
+            frequency=put(asked.frequency),
+            presence=put(asked.presence),
         )
 
     def _check_sampled(self, output: Any, num_rows: int, metadata: SamplingMetadata) -> None:
@@ -215,6 +241,7 @@ class ModelRunner:
         result = StepOutput(sampled_token_ids={req_id: [] for req_id in inputs.req_ids})
         if output is None:
             return result
+        result.prompt_logprobs = inputs.prompt_logprobs
         token_ids, logprobs = self._to_host(output)
         usable = (token_ids >= 0) & (token_ids < self.vocab_size)
         rows = inputs.rows[inputs.sample_rows]

@@ -315,7 +315,7 @@ def test_a_malformed_prompt_is_refused_by_what_is_wrong(llm: LLM, prompt: Any, r
         ("top_k", -2),
         ("min_tokens", 17),
         ("stop", [""]),
-        ("logit_bias", {5: 1.0}),
+        ("logit_bias", {-5: 1.0}),
     ],
 )
 def test_wrong_sampling_params_are_refused_with_the_field(field: str, value: Any) -> None:
@@ -366,7 +366,7 @@ def test_bytes_are_not_taken_for_token_ids(llm: LLM, prompt: Any) -> None:
     [("max_tokens", 0), ("temperature", -1.0), ("n", 3), ("top_p", 0.0), ("stop", [""]), ("seed", 2**70), ("min_tokens", 99)],
 )
 def test_params_made_wrong_after_they_were_checked_are_refused(llm: LLM, field: str, value: Any) -> None:
-    params = SamplingParams(max_tokens=8)
+    params = SamplingParams(max_tokens=8, temperature=0)
     setattr(params, field, value)
     with pytest.raises(ValueError, match=rf"SamplingParams\.{field}"):
         llm.generate("the fox", params, **QUIET)
@@ -413,12 +413,14 @@ def test_what_a_replaced_sampler_cannot_do_is_refused_by_name(tokenizer: Tokeniz
 
 def test_defaults_come_from_generation_config(tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "generation_config.json").write_text(
-        '{"temperature": 0.6, "top_k": 20, "top_p": 0.9, "max_new_tokens": 7, "repetition_penalty": 1.1, "do_sample": true}'
+        '{"temperature": 0.6, "top_k": 20, "top_p": 0.9, "max_new_tokens": 7, "repetition_penalty": 1.1, "typical_p": 0.9,'
+        ' "do_sample": true}'
     )
     llm = make_llm(tokenizer, model_path=tmp_path)
     params = llm.get_default_sampling_params()
     assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.6, 20, 0.9, 7)
-    assert "repetition_penalty=1.1" in caplog.text
+    assert params.repetition_penalty == 1.1
+    assert "typical_p=0.9" in caplog.text
     assert len(llm.generate("the", **QUIET)[0].outputs[0].token_ids) == 7
     params.max_tokens = 1  # a copy
     assert llm.get_default_sampling_params().max_tokens == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -91,6 +92,20 @@ def test_a_process_finds_the_compiled_kernel_in_the_cache() -> None:
         "assert stats.cache_hits and not stats.cache_misses, stats\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_torch_keeps_its_number_of_threads() -> None:
+    """Numba's threads are OpenMP's, as torch's are. (In a process of its own: Numba starts them once.)"""
+    code = (
+        "import torch\n"
+        "from minivllm.attention import get_backend\n"
+        "decode = get_backend('cpu', 'cpu', torch.float32).decode\n"
+        "cache, tables = torch.zeros(2, 3, 4, 2, 64), torch.ones(1, 1, dtype=torch.int32)\n"
+        "decode(torch.zeros(1, 4, 64), cache, tables, torch.ones(1, dtype=torch.int32))\n"
+        "assert torch.get_num_threads() == 1, torch.get_num_threads()\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=environment)
 
 
 def test_a_read_only_install_without_a_home_still_compiles(monkeypatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from minivllm.components import Components
 from minivllm.config import EngineConfig
 from minivllm.core.engine_core import EngineCore
+from minivllm.core.radix_cache import RadixCache, RadixNode
 from minivllm.core.request import Request, RequestStatus
 from minivllm.core.scheduler import Scheduler
 from minivllm.core.step import EngineCoreRequest, FinishReason, SchedulerOutput
@@ -19,6 +20,7 @@ from minivllm.sim.echo import DeferredExecutor, EchoExecutor, echo_generate
 
 EOS = (1,)
 VOCAB = 1000  # so large that no request ends by chance, unless a test wants it
+DEFAULTS: dict[str, Any] = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 
 
 def make_engine(
@@ -30,7 +32,9 @@ def make_engine(
     **config: Any,
 ) -> EngineCore:
     """An engine with blocks of 4 (unless told otherwise) over the echo model. `num_blocks` includes the null block."""
-    config = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64, **config}
+    config = {**DEFAULTS, **config}
+    if config.get("enable_prefix_caching") is False:
+        config.pop("prefix_cache", None)
     executor: Any = EchoExecutor(num_blocks, config["block_size"], **{"vocab_size": VOCAB, **(echo or {})})
     vocab_size = executor.vocab_size
     if deferred:
@@ -242,10 +246,13 @@ def check_invariants(engine: EngineCore) -> None:
     for before, after in pairwise(free):
         assert before.next_free_block is after and after.prev_free_block is before
 
-    # Hashes: the map and the blocks agree, and a table's published blocks carry its own hashes.
+    # What can be found: the map and the blocks agree, and a table's published blocks say what they hold.
     assert {h: b.block_id for h, b in pool.cached_block_hash_to_block.items()} == {
         b.block_hash: b.block_id for b in pool.blocks if b.block_hash is not None
     }
+    if (tree := getattr(manager, "radix_cache", None)) is not None:
+        check_tree(engine, tree)
+        return
     for req_id, table in manager.req_to_blocks.items():
         request = requests[req_id]
         for index, block in enumerate(table):
@@ -253,9 +260,52 @@ def check_invariants(engine: EngineCore) -> None:
                 assert index < request.num_published_blocks and block.block_hash == request.block_hashes[index]
 
 
+def path_of(node: RadixNode) -> list[RadixNode]:
+    """From the root's child down to the node."""
+    path = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
+def check_tree(engine: EngineCore, tree: RadixCache) -> None:
+    """The radix cache's share: its links, its blocks are the pool's cached ones, and no block can be evicted before one that
+    hangs on it."""
+    manager = engine.scheduler.kv_cache_manager
+    order = {block.block_id: place for place, block in enumerate(manager.block_pool.free_block_queue)}
+    found = []
+    for node in tree:
+        assert node.parent is not None and node.parent.children[node.keys[0]] is node
+        assert len(node.keys) == len(node.blocks) > 0
+        assert node.start == sum(len(above.blocks) for above in path_of(node)[:-1])
+        above = [block for other in path_of(node)[:-1] for block in other.blocks]
+        for block in node.blocks:
+            if above:
+                before, after = (order.get(b.block_id, 1 << 30) for b in (block, above[-1]))
+                assert before < after or before == after == 1 << 30, f"block {above[-1].block_id} would be evicted too soon"
+            above.append(block)
+        found += node.blocks
+    cached = manager.block_pool.cached_block_hash_to_block.values()
+    assert sorted(b.block_id for b in found) == sorted(b.block_id for b in cached) and len(tree) == len(found)
+    for req_id, table in manager.req_to_blocks.items():
+        request = engine.scheduler.requests[req_id]
+        published = table[: request.num_published_blocks]
+        if published and published[-1] in tree:  # else it was taken back, with what it hung on
+            path = path_of(tree._node_of[published[-1].block_id])
+            assert [b for node in path for b in node.blocks][: len(published)] == published
+            assert [k for node in path for k in node.keys][: len(published)] == request.block_hashes[: len(published)]
+
+
 def check_cached_blocks(engine: EngineCore, tokens_of: dict[Hashable, tuple[int, ...]]) -> None:
     """Whatever can be found in the prefix cache is in the KV cache."""
     kv, size = echo_of(engine).kv_cache, engine.config.block_size
+    for node in getattr(engine.scheduler.kv_cache_manager, "radix_cache", ()):
+        for (_, tokens), block in zip(node.keys, node.blocks, strict=True):
+            content = tuple(kv[block.block_id * size : (block.block_id + 1) * size])
+            assert content == tokens, f"block {block.block_id} stands in the tree for {tokens} but holds {content}"
+    if engine.config.prefix_cache == "radix":
+        return
     for block_hash, block in engine.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block.items():
         content = tuple(kv[block.block_id * size : (block.block_id + 1) * size])
         assert content == tokens_of[block_hash], f"block {block.block_id} is published but holds {content}"

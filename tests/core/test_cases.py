@@ -10,6 +10,8 @@ from minivllm.config import EngineConfig
 from minivllm.core.step import FinishReason
 from tests.core.harness import Driver, check_all_free, generate, make_engine, make_request, oracle
 
+pytestmark = pytest.mark.usefixtures("prefix_cache")
+
 
 def assert_exact(driver: Driver, *requests) -> None:
     for request in requests:

@@ -15,6 +15,8 @@ from minivllm.core.step import FinishReason, SchedulerOutput
 from minivllm.sim.echo import EchoExecutor
 from tests.core.harness import Driver, generate, make_engine, make_request, oracle
 
+pytestmark = pytest.mark.usefixtures("prefix_cache")
+
 # ---------------------------------------------------------------- the door
 
 

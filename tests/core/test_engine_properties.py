@@ -33,6 +33,7 @@ class Load:
 @st.composite
 def engines(draw: st.DrawFn) -> dict[str, Any]:
     chunked = draw(st.sampled_from([None, None, True, False]))
+    caching = draw(st.sampled_from([True, None, False]))
     seqs = draw(st.sampled_from([1, 2, 3, 4, 5, 5]))
     budget = draw(st.integers(max(2, seqs), 24))
     return {
@@ -42,8 +43,9 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_batched_tokens": budget,
         "enable_chunked_prefill": chunked,
         "long_prefill_token_threshold": 0 if chunked is False else draw(st.integers(0, min(4, budget))),
-        "enable_prefix_caching": draw(st.sampled_from([True, None, False])),
-        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "priority"])),
+        "enable_prefix_caching": caching,
+        "prefix_cache": "hash" if caching is False else draw(st.sampled_from(["hash", "radix"])),
+        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "priority" if caching is False else "longest_prefix"])),
     }
 
 

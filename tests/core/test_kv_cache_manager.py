@@ -9,12 +9,24 @@ import pytest
 from minivllm.core.block_hash import hash_block
 from minivllm.core.block_pool import BlockPool
 from minivllm.core.kv_cache_manager import KVCacheManager
+from minivllm.core.radix_cache import RadixKVCacheManager
 from minivllm.core.request import Request
 from minivllm.sampling_params import SamplingParams
 
 
+@pytest.fixture(autouse=True, params=[KVCacheManager, RadixKVCacheManager])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[KVCacheManager]:
+    """Every test here is about both prefix caches, unless it is about hashes."""
+    monkeypatch.setitem(globals(), "KIND", request.param)
+    return request.param  # type: ignore[no-any-return]
+
+
+KIND: type[KVCacheManager] = KVCacheManager
+
+
 def make_manager(num_blocks: int = 11, max_model_len: int = 40, **options: Any) -> KVCacheManager:
-    return KVCacheManager(BlockPool(num_blocks), 4, max_model_len, **options)
+    kind = KVCacheManager if "hash_block" in options else KIND
+    return kind(BlockPool(num_blocks), 4, max_model_len, **options)
 
 
 def make(tokens: list[int] | int, name: str = "r", **fields: Any) -> Request:
@@ -117,7 +129,7 @@ def test_blocks_behind_a_gap_are_unreachable():
     manager = make_manager()
     first = make(12, "first")
     compute(manager, first, 12)
-    manager.block_pool.unpublish(manager.req_to_blocks["first"][1])
+    manager.take_back(manager.req_to_blocks["first"][1])
     assert len(manager.find_longest_cache_hit(make(13))) == 1
 
 

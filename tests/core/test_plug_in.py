@@ -13,7 +13,7 @@ from minivllm.config import EngineConfig
 from minivllm.core.block_pool import BlockPool, KVCacheBlock
 from minivllm.core.engine_core import EngineCore, apply_capabilities
 from minivllm.core.kv_cache_manager import KVCacheManager
-from minivllm.core.request import Request, RequestStatus
+from minivllm.core.request import Request
 from minivllm.core.scheduler import Scheduler
 from minivllm.core.step import FinishReason, SchedulerOutput
 from minivllm.sim.echo import EchoExecutor
@@ -83,25 +83,15 @@ class Lab05Scheduler(Scheduler):
     capabilities = frozenset({"stops", "whole prompts", "preemption"})
 
     def schedule(self) -> SchedulerOutput:
-        step = SchedulerOutput(step_id=self.next_step_id)
-        self.next_step_id += 1
-        for request in list(self.running):
-            if request.status is not RequestStatus.RUNNING:
-                continue
-            blocks = self._allocate_or_preempt(step, request, 1)
-            if blocks is None:
+        step = self.open_step()
+        for request in self.running_in_order():
+            if not self.advance(step, request, 1):
                 break
-            self._add_running(step, request, 1, blocks)
-        while self.waiting and len(self.running) < self.max_num_seqs and not self.preempted_req_ids:
-            request = self.waiting.peek()
+        while (request := self.next_in_line()) is not None:
             n = request.num_tokens
-            if step.total_num_scheduled_tokens + n > self.max_num_batched_tokens or self._allocate(request, n) is None:
+            if n > self.budget_left(step) or not self.admit(step, request, n):
                 break
-            self._admit(step, self.waiting.pop(), n, 0)
-        step.finished_req_ids, self.finished_req_ids = self.finished_req_ids, []
-        step.preempted_req_ids, self.preempted_req_ids = self.preempted_req_ids, []
-        self.after_schedule(step)
-        return step
+        return self.close_step(step)
 
 
 class NoPreemption(Lab05Scheduler):
@@ -192,8 +182,7 @@ def test_a_scheduler_without_stops_refuses_stop_tokens():
     class NoStops(Scheduler):
         capabilities = frozenset({"whole prompts", "preemption", "chunking"})
 
-        @staticmethod
-        def finish_reason(request: Request, token_id: int) -> FinishReason | None:
+        def finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
             return FinishReason.LENGTH if request.num_output_tokens >= request.max_tokens else None
 
     engine = make_engine(components={"scheduler": NoStops})

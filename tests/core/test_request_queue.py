@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from minivllm.core.request import Request
-from minivllm.core.request_queue import FCFSRequestQueue, PriorityRequestQueue, create_request_queue
+from minivllm.core.request_queue import (
+    FCFSRequestQueue,
+    LongestPrefixRequestQueue,
+    PriorityRequestQueue,
+    create_request_queue,
+)
 from minivllm.sampling_params import SamplingParams
 
 
@@ -44,9 +49,9 @@ def test_a_preempted_request_finds_its_place_in_the_priority_queue():
     assert drain(queue) == "abc"
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "longest_prefix"])
 def test_an_aborted_request_leaves_wherever_it_stands(policy: str):
-    queue = create_request_queue(policy)
+    queue = create_request_queue(policy, lambda request: 0)
     requests = [make(name, i) for i, name in enumerate("abcde")]
     for request in requests:
         queue.add(request)
@@ -72,3 +77,48 @@ def test_the_dead_entries_of_the_heap_never_outnumber_the_living():
         queue.remove(request)
         assert len(queue._heap) <= 2 * len(queue) + 1
     assert drain(queue) == "01234"
+
+
+def test_longest_prefix_serves_who_has_most_cached_and_equals_in_the_order_of_arrival():
+    queue = LongestPrefixRequestQueue(lambda request: {"c": 8, "d": 16, "e": 16}.get(request.request_id, 0))
+    for i, name in enumerate("abcde"):
+        queue.add(make(name, i))
+    assert drain(queue) == "decab"
+
+
+def test_longest_prefix_pops_whom_it_showed_though_the_cache_has_changed():
+    cached = {"b": 8}
+    queue = LongestPrefixRequestQueue(lambda request: cached.get(request.request_id, 0))
+    for i, name in enumerate("abc"):
+        queue.add(make(name, i))
+    assert queue.peek().request_id == "b"
+    cached["c"] = 16
+    assert drain(queue) == "bca"
+
+
+def test_longest_prefix_passes_nobody_over_for_ever():
+    """ "a" has nothing cached and is first in line; somebody with more comes after every pop."""
+    queue = LongestPrefixRequestQueue(lambda request: 0 if request.request_id == "a" else 8)
+    queue.add(make("a", 0))
+    order = []
+    for i in range(1, 200):
+        queue.add(make(str(i), i))
+        order.append(queue.pop().request_id)
+    assert order.index("a") == queue.MAX_OVERTAKES
+
+
+def test_longest_prefix_serves_a_preempted_request_first():
+    queue = LongestPrefixRequestQueue(lambda request: 8)
+    queue.add(make("a", 0))
+    queue.prepend(preempted := make("p", 1))
+    preempted.num_preemptions = 1
+    assert drain(queue) == "pa"
+
+
+def test_longest_prefix_looks_at_a_few_however_many_wait():
+    asked: list[str] = []
+    queue = LongestPrefixRequestQueue(lambda request: asked.append(request.request_id) or 0)  # type: ignore[func-returns-value]
+    for i in range(10_000):
+        queue.add(make(str(i), i))
+    queue.peek()
+    assert len(asked) == queue.WINDOW

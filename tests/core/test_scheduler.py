@@ -10,6 +10,8 @@ from minivllm.core.request import Request, RequestStatus
 from minivllm.core.scheduler import Scheduler
 from tests.core.harness import AheadScheduler, Driver, check_all_free, make_engine, make_request, oracle
 
+pytestmark = pytest.mark.usefixtures("prefix_cache")
+
 
 def start(num_blocks: int = 101, **config: Any) -> Driver:
     return Driver(make_engine(num_blocks, **config))

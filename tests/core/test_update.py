@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from minivllm.core.request import Request
-from minivllm.core.scheduler import Scheduler
 from minivllm.core.step import FinishReason, StepOutput
 from minivllm.sampling_params import SamplingParams
 from tests.core.harness import Driver, generate, make_engine, make_request, oracle
+
+pytestmark = pytest.mark.usefixtures("prefix_cache")
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -32,7 +33,7 @@ def with_outputs(n: int, **fields: frozenset[int]) -> Request:
 )
 def test_end_token_then_stop_token_then_length(num_outputs: int, token_id: int, reason: FinishReason | None):
     request = with_outputs(num_outputs, stop_eos_ids=frozenset({7}), stop_token_ids=frozenset({9}))
-    assert Scheduler.finish_reason(request, token_id) is reason
+    assert make_engine().scheduler.finish_reason(request, token_id) is reason
 
 
 def feed(tokens: list[int], max_model_len: int = 100, **params: Any) -> tuple[list[int], FinishReason | None, object]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from checks.exercises import find
+from checks.exercises import find, table
 from checks.student.engine import REFERENCE, Answer, assemble, components, save_answer, show_diff, use
+from checks.student.failure import CheckFailed
+from checks.student.lab import whose
 from minivllm.components import load_file
 
 REFERENCE_TEXT = (REFERENCE / "sampling" / "logits.py").read_text()
@@ -92,10 +94,27 @@ def test_components_follow_what_passed_and_what_use_says(student: Path, capsys: 
     assert list(components()) == ["sampler"]
     use("sampler", None)
     assert list(components()) == ["sampler"]
-    with pytest.raises(ValueError, match=r"does not build the sampler\. These do: 2\.2, 2\.3"):
+    use("sampler")
+    assert list(components()) == ["sampler"]
+
+
+def test_whose_names_the_answers_that_are_used(student: Path) -> None:
+    """Of the same functions the latest lab's, of a stage that a later lab has overtaken none."""
+    pool = "class BlockPool:\n{}\n    def allocate(self, n):\n        return []\n\n    def free(self, blocks):\n        pass\n"
+    save_answer(table()["4.1"], pool.format("    capabilities = frozenset({'allocate'})\n"))
+    assert whose().startswith("block_pool is yours (4.1)")
+    later = "class BlockPool:\n    def free(self, blocks):\n        pass\n\n    def touch(self, blocks):\n        pass\n"
+    save_answer(table()["7.3"], later)
+    assert whose().startswith("block_pool is yours (7.3)")
+    use("block_pool", "4.1")
+    assert whose().startswith("block_pool is yours (4.1, 7.3)")  # touch() is still the later one's
+
+
+def test_use_says_what_there_is_without_a_traceback(student: Path) -> None:
+    with pytest.raises(CheckFailed, match=r"does not build the sampler\. These do: 2\.2, 2\.3"):
         use("sampler", "4.5")
-    with pytest.raises(ValueError, match="is not a component"):
-        use("samplr", "2.3")
+    with pytest.raises(CheckFailed, match=r"'sampling' is not a component\. Is 'sampler' meant\? Components are: block_hash, "):
+        use("sampling")
 
 
 def test_the_students_sampler_is_what_the_engine_calls(student: Path) -> None:

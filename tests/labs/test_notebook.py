@@ -93,6 +93,25 @@ def test_other_names_and_signatures_are_named(run_cells: Run) -> None:
     assert "at the left margin" in inside
 
 
+def test_a_check_in_a_cell_of_its_own_is_told_where_it_belongs(run_cells: Run) -> None:
+    code, call = GOOD_2_1.rsplit("\n\n\n", 1)
+    _, alone = run_cells(code, f"from checks import check\n{call}")
+    assert "greedy_generate is in another cell of your notebook. A check sees only the cell it stands in" in alone
+
+
+def test_an_exercise_may_be_named_without_quotation_marks(run_cells: Run) -> None:
+    hint, checked, unknown = run_cells(
+        "from checks import hint\nhint(2.1)", GOOD_2_1.replace('check("2.1")', "check(2.1)"), "hint(2.9)"
+    )
+    assert "Hint 1 of 3 for exercise 2.1" in hint and "Exercise 2.1 passed" in checked
+    assert "There is no exercise '2.9' here. There are: 2.1, 2.2, 2.3." in unknown
+
+
+def test_one_right_case_is_one_case(run_cells: Run) -> None:
+    (shown,) = run_cells('from checks import check\ndef double(x):\n    return x + 2\n\ncheck("0.0")')
+    assert "1 of 7 cases is right; this is the smallest that is not." in shown
+
+
 def test_other_ways_to_write_the_check_work_too(run_cells: Run) -> None:
     dotted, assigned = run_cells(
         GOOD_2_1.replace("from checks import check", "import checks").replace("check(", "checks.check("),
@@ -148,6 +167,12 @@ def test_solution_prints_an_answer_that_passes(run_cells: Run) -> None:
     (text,) = run_cells("from checks import solution\nsolution('2.2')")
     (result,) = run_cells(f"from checks import check\n{text}\ncheck('2.2')")
     assert "Exercise 2.2 passed" in result
+
+
+def test_reading_the_solution_after_passing_is_not_seen_as_help(run_cells: Run, student: Path) -> None:
+    run_cells("from checks import solution\nsolution('2.3')", GOOD_2_1, "solution('2.1')")
+    exercises = json.loads((student / ".progress" / "progress.json").read_text())["exercises"]
+    assert exercises["2.3"]["solution_seen"] and "solution_seen" not in exercises["2.1"]
 
 
 def test_reset_forgets_an_exercise_and_a_lab(run_cells: Run, student: Path) -> None:

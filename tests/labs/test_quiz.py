@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from checks.authoring.source import sources
 from checks.exercises import check_of, find, has_checks, table
+from checks.student import results
 from checks.student.failure import CheckFailed
-from checks.student.home import read_progress
+from checks.student.home import read_progress, student_id
 from checks.student.quiz import find_question, predict, questions, quiz, recall
 from minivllm.components import SEAMS
 
@@ -72,6 +75,34 @@ def test_a_right_and_a_wrong_answer_are_explained_and_remembered(student: Path, 
     assert read_progress()["quiz"]["2.q1"] == {"answer": "b", "right": True}
 
 
+def test_a_wrong_answer_after_a_right_one_takes_nothing_away(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quiz("2.q1", "b")
+    quiz("2.q1", "a")
+    shown = capsys.readouterr().out
+    assert "Not this one. A model keeps nothing" in shown and "You had it right before, and that stays." in shown
+    assert read_progress()["quiz"]["2.q1"] == {"answer": "b", "right": True}
+
+
+@pytest.mark.parametrize("answer", ["B", " b ", "b)", "(b)", "'b'"])
+def test_a_letter_is_taken_as_it_is_meant(student: Path, capsys: pytest.CaptureFixture[str], answer: str) -> None:
+    quiz("2.Q1", answer)
+    assert capsys.readouterr().out.startswith("Right.") and read_progress()["quiz"]["2.q1"]["answer"] == "b"
+
+
+@pytest.mark.parametrize("answer", [3000, "3000", "3,000", " 3000."])
+def test_a_choice_that_is_a_number_may_be_written_as_one(student: Path, answer: object) -> None:
+    predict("1.p1", answer)  # type: ignore[arg-type]
+    assert read_progress()["predictions"]["1.p1"]["answer"] == "3000"
+
+
+def test_a_number_in_quotation_marks_is_a_number(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = find_question("2.q4").numbers(student_id())
+    right = sum(range(numbers["prompt"], numbers["prompt"] + numbers["new"]))
+    for answer in (f"{right}", f" {right:,} ", np.int64(right), torch.tensor(right)):
+        quiz("2.q4", answer)  # type: ignore[arg-type]
+        assert capsys.readouterr().out.startswith("Right.") and read_progress()["quiz"]["2.q4"]["answer"] == right
+
+
 def test_an_unanswered_question_is_shown_and_does_not_fail(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quiz("2.q1", "?")
     shown = capsys.readouterr().out
@@ -108,8 +139,11 @@ def test_a_numeric_answer_is_marked_and_common_slips_have_words(
 def test_impossible_answers_and_questions_say_what_there_is(student: Path) -> None:
     with pytest.raises(CheckFailed, match="'z' is not one of the choices: a, b, c"):
         quiz("2.q1", "z")
-    with pytest.raises(CheckFailed, match="answered with a number"):
-        quiz("2.q4", "many")
+    for answer in ("many", "nan", True, None, [1]):
+        with pytest.raises(CheckFailed, match=r'answered with a number.* quiz\("2\.q4", 1234\).* lambda prompt, new: \.\.\.'):
+            quiz("2.q4", answer)  # type: ignore[arg-type]
+    with pytest.raises(CheckFailed, match=r"The formula of 2\.q4 takes prompt, new, by these names"):
+        quiz("2.q4", lambda a, b: a * b)
     with pytest.raises(CheckFailed, match=r"There is no question '2\.q9'\. There are: 2\.p1, 2\.q1"):
         quiz("2.q9")
     with pytest.raises(CheckFailed, match="is a prediction"):
@@ -133,6 +167,13 @@ def test_recalling_without_a_prediction_says_so(student: Path, capsys: pytest.Ca
     assert "You made no prediction" in capsys.readouterr().out
 
 
+def test_a_run_that_does_not_show_the_effect_says_so_first(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict("2.p1", "line")
+    recall("2.p1", but="One length was measured.")
+    shown = capsys.readouterr().out
+    assert shown.index("This run does not show it: One length was measured.") < shown.index("Yes. Every token")
+
+
 def test_buttons_have_nothing_in_their_place_where_widgets_do_not_render(run_cells: object) -> None:
     (shown,) = run_cells('from checks import quiz\nquiz("2.q1", "?")')
     assert shown.endswith("and run the cell.\n")  # the widget's own plain text is empty
@@ -153,5 +194,38 @@ def test_the_journey_is_drawn_from_the_results(run_cells: object, student: Path)
     empty, _, drawn = run_cells(
         "from checks import journey, save_result\njourney()", "save_result('02', 12.5, 'naive', {'n': [1]})", "journey()"
     )
-    assert "No results yet" in empty and drawn == "Your journey so far. Lab 02: naive: 12.5 tokens per second"
+    assert "No results yet" in empty
+    assert drawn == "Your journey so far, in tokens per second. One request: Lab 02: naive: 12.5."
     assert (student / "results" / "02.json").is_file()
+
+
+def test_the_journey_keeps_one_requests_speed_and_everybodys_apart(student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(results, "show", lambda figure, alt: drawn.append(alt))
+    monkeypatch.delenv("MINIVLLM_FAST", raising=False)
+    results.save_result("02", 3.4, "naive", {})
+    results.save_result("04", 151.0, "16 at once", {}, requests=16, alone=30.2)
+    results.journey()
+    one, many = drawn[0].split(" Many requests at once, all together: ")
+    assert (
+        one.endswith("One request: Lab 02: naive: 3.4; Lab 04: one request alone: 30.2.") and many == "Lab 04: 16 at once: 151."
+    )
+
+
+def test_the_journey_says_what_was_not_measured_alike(
+    student: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results, "show", lambda figure, alt: None)
+    monkeypatch.delenv("MINIVLLM_FAST", raising=False)
+    for lab, dtype in (("00", "bfloat16"), ("01", "float32"), ("02", "bfloat16")):
+        results.save_result(lab, 1.0, "x", {"device": "cpu", "dtype": dtype})
+    monkeypatch.setenv("MINIVLLM_FAST", "1")
+    results.save_result("03", 1.0, "x", {"device": "cpu", "dtype": "bfloat16"})
+    results.journey()
+    assert capsys.readouterr().out == "Not measured like the others: Lab 01 (float32); Lab 03 (a shrunk run).\n"
+
+
+def test_reference_results_are_results_with_a_name() -> None:
+    for path in (ROOT / "labs" / "reference_results").glob("[0-9][0-9]-*.json"):
+        found = results.reference_results(path.name[:2])
+        assert found and all(r["name"] and r["tokens_per_second"] > 0 for r in found)

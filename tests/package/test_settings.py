@@ -28,6 +28,23 @@ from minivllm import Components, EngineConfig, SamplingParams
         ("logprobs", -1),
         ("seed", 2**64),
         ("max_tokens", True),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", "1"),
+        ("repetition_penalty", 0),
+        ("logit_bias", [5]),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {"x": 1.0}),
+        ("logit_bias", {5: float("nan")}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [-1]),
+        ("bad_words", [" "]),
+        ("bad_words", "x"),
+        ("prompt_logprobs", 21),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
+        ("skip_special_tokens", 1),
+        ("include_stop_str_in_output", None),
     ],
 )
 def test_case_17_a_bad_sampling_value_is_refused_naming_the_field_and_the_value(field: str, value: object):
@@ -43,16 +60,11 @@ def test_case_17_min_tokens_above_max_tokens_is_refused_with_both_numbers():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
-        ("presence_penalty", 0.5),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {5: 1.0}),
-        ("allowed_token_ids", [1]),
-        ("bad_words", ["x"]),
-        ("prompt_logprobs", 1),
-        ("include_stop_str_in_output", True),
-        ("skip_special_tokens", False),
         ("detokenize", False),
+        ("flat_logprobs", True),
+        ("structured_outputs", {"json": {}}),
+        ("logits_processors", [print]),
+        ("thinking_token_budget", 5),
     ],
 )
 def test_a_vllm_field_that_is_not_served_is_refused_by_name(field: str, value: object):
@@ -62,6 +74,15 @@ def test_a_vllm_field_that_is_not_served_is_refused_by_name(field: str, value: o
 
 def test_a_vllm_field_that_asks_for_nothing_is_accepted():
     SamplingParams(presence_penalty=0, repetition_penalty=1.0, logit_bias=None, bad_words=[], detokenize=True)
+
+
+def test_greedy_completions_are_one():
+    with pytest.raises(ValueError, match=r"SamplingParams\.n must be 1 with temperature=0"):
+        SamplingParams(n=2, temperature=0)
+
+
+def test_a_bias_is_cut_to_a_hundred_and_may_be_keyed_by_text_as_json_is():
+    assert SamplingParams(logit_bias={"5": 1000, 6: -1000}).logit_bias == {5: 100.0, 6: -100.0}
 
 
 def test_a_misspelled_field_is_refused_with_the_nearest_name():

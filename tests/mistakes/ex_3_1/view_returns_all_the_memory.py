@@ -1,4 +1,4 @@
-# expect: holds 0 tokens
+# expect: all of the reserved memory. Layer 0 holds no tokens so far
 import torch
 
 

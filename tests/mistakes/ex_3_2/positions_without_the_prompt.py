@@ -1,4 +1,4 @@
-# expect: tokens count too
+# expect: the prompt counts too
 import torch
 
 

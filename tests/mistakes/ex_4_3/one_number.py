@@ -1,4 +1,4 @@
-# expect: an array of slots
+# expect: a NumPy array of slots
 import numpy as np
 
 

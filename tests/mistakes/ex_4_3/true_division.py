@@ -1,4 +1,4 @@
-# expect: whole numbers
+# expect: takes integers. (np.zeros and np.empty make floats unless they are given a dtype, and / makes floats
 import numpy as np
 
 

@@ -1,0 +1,142 @@
+"""The GPU backend: the Triton kernels of `triton_kernels.py` as torch operators. Lab 08 builds two of the kernels. May not know
+requests or the scheduler.
+
+As registered operators the kernels are one step each to whoever looks at the model from outside: torch.compile, CUDA graph
+capture, the graph-safety check, the operator recorder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minivllm.attention.interface import AttentionBackend
+
+MIN_CAPABILITY = (7, 5)
+
+
+def _write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    from minivllm.attention import triton_kernels
+
+    triton_kernels.write_kv(key, value, kv_cache, slot_mapping)
+
+
+def _decode(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    from minivllm.attention import triton_kernels
+
+    return triton_kernels.paged_decode(q, kv_cache, block_tables, seq_lens, scale=scale, sliding_window=sliding_window)
+
+
+def _prefill(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    from minivllm.attention import triton_kernels
+
+    return triton_kernels.paged_prefill(
+        q, kv_cache, query_start_loc, block_tables, seq_lens, scale=scale, sliding_window=sliding_window
+    )
+
+
+def _register(name: str, body: Callable[..., Any], mutates: tuple[str, ...] = ()) -> Any:
+    """An operator whose result, if it has one, looks like its first argument."""
+    operator = torch.library.custom_op(f"minivllm::{name}", body, mutates_args=mutates)
+    operator.register_fake(
+        lambda first, *_: None if mutates else torch.empty_like(first, memory_format=torch.contiguous_format)
+    )
+    return operator
+
+
+_write_kv_op = _register("triton_write_kv", _write_kv, ("kv_cache",))
+_decode_op = _register("triton_paged_decode", _decode)
+_prefill_op = _register("triton_paged_prefill", _prefill)
+
+# What stands behind each operator, for the graph-safety check: to whoever watches operators, their insides are invisible.
+OPERATOR_BODIES: dict[str, Callable[..., Any]] = {
+    "minivllm::triton_write_kv": _write_kv,
+    "minivllm::triton_paged_decode": _decode,
+    "minivllm::triton_paged_prefill": _prefill,
+}
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """As `reference.write_kv`."""
+    _write_kv_op(key, value, kv_cache, slot_mapping)
+
+
+def paged_decode(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+) -> torch.Tensor:
+    """As `reference.paged_decode`, reading the cache in place; a padding row (seq_len 0) comes out as zeros."""
+    out: torch.Tensor = _decode_op(q, kv_cache, block_tables, seq_lens, scale, sliding_window)
+    return out
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+) -> torch.Tensor:
+    """As `reference.paged_prefill`, all sequences in one launch."""
+    out: torch.Tensor = _prefill_op(q, kv_cache, query_start_loc, block_tables, seq_lens, scale, sliding_window)
+    return out
+
+
+TRITON = AttentionBackend(name="triton", write_kv=write_kv, decode=paged_decode, prefill=paged_prefill, is_capturable=True)
+
+
+def triton_backend(device_type: str, dtype: torch.dtype) -> AttentionBackend:
+    """The backend, if it runs here. Raises ValueError that says why it does not."""
+    if reason := why_not(device_type, dtype):
+        raise ValueError(f"attention_backend='triton' {reason} Use attention_backend='auto'.")
+    return TRITON
+
+
+def why_not(device_type: str, dtype: torch.dtype) -> str | None:
+    """None if the Triton kernels run on this device in this dtype, else the reason and what to do, as the end of a sentence."""
+    try:
+        import triton
+    except ImportError:
+        if sys.platform != "linux":
+            return f"needs Triton, which has packages for Linux only (this is {sys.platform})."
+        return "needs Triton, which is not installed. To fix: pip install triton."
+    if device_type == "cpu":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            return "needs an NVIDIA GPU; without one it runs in Triton's interpreter, very slowly, with TRITON_INTERPRET=1 set."
+        if dtype == torch.bfloat16:
+            return f"in bfloat16 gives wrong numbers in Triton {triton.__version__}'s interpreter. Use dtype='float32'."
+        return None
+    capability = torch.cuda.get_device_capability()
+    shown = ".".join(map(str, capability))
+    if capability < MIN_CAPABILITY:
+        return f"needs compute capability 7.5 or more; {torch.cuda.get_device_name()} has {shown}."
+    if dtype == torch.bfloat16 and capability < (8, 0):
+        return f"in bfloat16 needs compute capability 8.0 or more; {torch.cuda.get_device_name()} has {shown}."
+    return None

@@ -1,0 +1,139 @@
+"""Compile Triton kernels for a GPU that is not here, and read what the compiler says of them. Lab 08 uses it where there is no
+GPU; so do the tests, for sm_80 and sm_90. Needs Triton, and a process that does not interpret (TRITON_INTERPRET unset).
+
+Nothing is launched: a call is watched for the kernels it *would* launch, with which arguments, and these are compiled as they
+would be there, down to machine code.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_TYPES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.bool: "i1",
+}
+_OPTIONS = ("num_warps", "num_stages")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch that was held back: the kernel (a triton.JITFunction), its grid, its arguments by name, and options."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """What ptxas reports of a kernel. registers: of a thread, 255 at most.   spilled_bytes: stores of a thread to memory for want
+    of registers.   shared_memory: bytes of a program, without what is asked for at launch.   ptx: its assembly."""
+
+    name: str
+    registers: int
+    spilled_bytes: int
+    shared_memory: int
+    ptx: str
+
+
+@contextmanager
+def launches_held_back() -> Iterator[list[Launch]]:
+    """While it is open no kernel is launched; what would have been is in the list. Outputs keep whatever memory held."""
+    from triton.runtime.jit import JITFunction
+
+    held: list[Launch] = []
+
+    def hold(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        arguments = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+        held.append(Launch(kernel, tuple(grid), arguments, options))
+
+    original = JITFunction.run
+    JITFunction.run = hold
+    try:
+        yield held
+    finally:
+        JITFunction.run = original
+
+
+def compile_kernels(call: Callable[[], object], capability: int) -> list[CompiledKernel]:
+    """Every kernel that `call()` launches, compiled for compute capability 80, 90, ... Tensors it is given may be on the CPU.
+
+    Raises RuntimeError with the compiler's words if one does not compile.
+    """
+    with launches_held_back() as launches:
+        call()
+    return [compile_launch(launch, capability) for launch in launches]
+
+
+def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for i, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        specialize = not parameter.do_not_specialize
+        if parameter.is_constexpr or (specialize and type(value) is int and value == 1):
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+            continue
+        signature[parameter.name] = _type_of(value)
+        # as at a real launch: addresses and numbers that are multiples of 16 allow wide loads (torch aligns what it allocates)
+        if specialize and (isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)):
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    registers, spilled = _assembler_report(compiled.asm["ptx"])
+    return CompiledKernel(launch.kernel.fn.__name__, registers, spilled, compiled.metadata.shared, compiled.asm["ptx"])
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "*" + _TYPES[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def _assembler_report(ptx: str) -> tuple[int, int]:
+    """Registers and spilled bytes of a thread, from ptxas, which Triton brings."""
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert target, "PTX always names its target"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx, encoding="utf-8")
+        command = [_ptxas(target[1]), "-v", f"--gpu-name={target[1]}", str(source), "-o", str(source.with_suffix(".cubin"))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"ptxas failed: {done.stderr.strip()}")
+    registers = re.search(r"Used (\d+) registers", done.stderr)
+    spilled = re.search(r"(\d+) bytes spill stores", done.stderr)
+    if not registers:
+        raise RuntimeError(f"ptxas did not say how many registers it used: {done.stderr.strip()}")
+    return int(registers[1]), int(spilled[1]) if spilled else 0
+
+
+def _ptxas(architecture: str) -> str:
+    from triton import knobs
+
+    tool = knobs.nvidia.ptxas_blackwell if architecture >= "sm_100" and hasattr(knobs.nvidia, "ptxas_blackwell") else None
+    return str((tool or knobs.nvidia.ptxas).path)

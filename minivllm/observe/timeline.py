@@ -1,0 +1,357 @@
+"""The four figures of a trace, drawn with matplotlib from the data alone. Used by the labs from 05 on. May not know the engine.
+
+    plot_timeline    a lane for each request: waiting, prefill, decode, preempted
+    plot_budget      a bar for each step: the tokens it computed, against the budget
+    plot_block_map   block x step, coloured by the request that holds it
+    plot_itl         the latency of every token, and which of them had a prefill beside them
+
+Each draws into `ax`, or into a figure of its own (`plot_timeline(trace).figure`), and returns the Axes. None needs pyplot or a
+display. `alt_text(plot_timeline, trace)` says what a figure shows. No meaning hangs on colour alone: kinds differ in hatch,
+height or marker too, and the colours (Okabe and Ito's) differ in lightness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minivllm.bench.metrics import percentile
+from minivllm.observe.captions import block_map_alt_text, budget_alt_text, itl_alt_text, timeline_alt_text
+from minivllm.observe.lanes import DECODE, IDLE, PREEMPTED, PREFILL, WAITING, Lane, lanes
+from minivllm.observe.trace import StepRecord, Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+
+BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442"
+OWNER_COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, "#8C6BB1", "#A6761D")
+SHARED_COLOR, FREE_COLOR = "#3A3A3A", "#FFFFFF"
+WIDTH = 7.4  # inches: the width of a notebook's cell
+
+# kind -> colour, hatch, height of the bar in its lane
+_STYLES: dict[str, tuple[str, str, float]] = {
+    WAITING: ("#C8C8C8", "", 0.16),
+    PREFILL: (BLUE, "////", 0.74),
+    DECODE: (ORANGE, "", 0.74),
+    IDLE: ("#6E6E6E", "", 0.16),
+    PREEMPTED: ("#F6C9AE", "xxxx", 0.40),
+}
+_LABELS = {
+    WAITING: "waiting",
+    PREFILL: "prefill",
+    DECODE: "decode",
+    IDLE: "running, no tokens this step",
+    PREEMPTED: "preempted, waiting again",
+}
+
+
+def plot_timeline(trace: Trace, ax: Axes | None = None, *, x: str = "time") -> Axes:
+    """A lane for each request, in order of arrival. x: "time" (seconds) or "step"."""
+    index = _axis(x)
+    every = lanes(trace)
+    ax = ax or _new_axes(height=1.25 + 0.24 * max(len(every), 3))
+    shown = set()
+    for row, lane in enumerate(every):
+        shown |= _draw_lane(ax, row, lane, index)
+    _mark(ax, [(at[index], row) for row, lane in enumerate(every) for at in lane.hits], "d", GREEN, "prefix found in cache")
+    _mark(ax, [(at[index], row) for row, lane in enumerate(every) for at in lane.preemptions], "X", RED, "preempted")
+    ended = [(lane.end[index], row) for row, lane in enumerate(every) if lane.end and _is_served(lane)]
+    failed = [(lane.end[index], row) for row, lane in enumerate(every) if lane.end and not _is_served(lane)]
+    _mark(ax, ended, "|", "black", "end", size=70)
+    _mark(ax, failed, "*", "black", "aborted or failed", size=45)
+    _label_rows(ax, [lane.request.request_id for lane in every])
+    _finish_x(ax, trace, x)
+    handles, labels = ax.get_legend_handles_labels()
+    handles = [_patch(kind) for kind in _STYLES if kind in shown] + handles
+    _legend(ax, handles, [_LABELS[kind] for kind in _STYLES if kind in shown] + labels)
+    return ax
+
+
+def plot_budget(trace: Trace, ax: Axes | None = None, *, x: str = "step") -> Axes:
+    """A bar for each step: decode, draft and prefill tokens, against max_num_batched_tokens. x: "step", or "time" (a bar is as
+    wide as its step took)."""
+    index = _axis(x)
+    ax = ax or _new_axes(height=2.9)
+    places = [_extent(place, step, index) for place, step in enumerate(trace.steps)]
+    left, width = [begin for begin, _ in places], [end - begin for begin, end in places]
+    drafts = [sum(tokens.num_drafts for tokens in step.tokens.values()) for step in trace.steps]
+    decodes = [step.num_decode_tokens - d for step, d in zip(trace.steps, drafts, strict=True)]
+    prefills = [step.num_prefill_tokens for step in trace.steps]
+    bottom = [0] * len(left)
+    for label, heights, color, hatch in (
+        ("decode", decodes, ORANGE, ""),
+        ("drafts to verify", drafts, PINK, "...."),
+        ("prefill", prefills, BLUE, "////"),
+    ):
+        if any(heights):
+            edge = {"edgecolor": "white", "linewidth": 0.4 if len(left) < 120 else 0.0}
+            ax.bar(left, heights, width, bottom, align="edge", color=color, hatch=hatch, label=label, **edge)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    most = max(bottom, default=0)
+    _draw_budget(ax, trace.max_num_batched_tokens, most)
+    crosses = [
+        (begin, total + 0.03 * most)
+        for (begin, _), total, step in zip(places, bottom, trace.steps, strict=True)
+        if step.preempted
+    ]
+    _mark(ax, crosses, "X", RED, "preemption")
+    ax.set_ylabel("tokens in the step")
+    _finish_x(ax, trace, x)
+    _legend(ax, *ax.get_legend_handles_labels())
+    return ax
+
+
+def plot_block_map(trace: Trace, ax: Axes | None = None, *, x: str = "step") -> Axes:
+    """A row for each block, a column for each step; the colour is the request that holds the block after the step. Blocks above
+    the highest one ever used are left out. x: "step" only: a picture of cells has no room for durations."""
+    if x != "step":
+        raise ValueError(f'plot_block_map has one column a step: x must be "step", got {x!r}.')
+    from matplotlib.patches import Patch
+
+    owners = list(trace.requests)
+    grid = _owner_grid(trace, owners)
+    num_rows, num_steps = grid.shape
+    ax = ax or _new_axes(height=min(6.0, 1.5 + 0.05 * num_rows + 0.4))
+    ax.imshow(
+        _colored(grid, len(owners)),
+        aspect="auto",
+        interpolation="nearest",
+        origin="lower",
+        extent=(0, num_steps, 0.5, num_rows + 0.5),
+    )
+    for text, step, row in _owner_labels(grid, owners):
+        ax.text(step, row, text, ha="center", va="center", fontsize=7, color="black", bbox=_LABEL_BOX)
+    lost = [(place + 0.5, block) for place, step in enumerate(trace.steps) for block in step.evicted]
+    _mark(ax, lost, "x", "black", "cached block evicted", size=9, edge=0.7)
+    for place, step in enumerate(trace.steps):
+        if step.preempted:
+            ax.axvline(place, color=RED, linestyle="--", linewidth=1.0, label="preemption")
+    ax.set_ylabel("block")
+    ax.grid(False)
+    _finish_x(ax, trace, x)
+    handles, labels = ax.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    extra = [Patch(facecolor=FREE_COLOR, edgecolor="#999999", label="free")]
+    if (grid == _SHARED).any():
+        extra.append(Patch(facecolor=SHARED_COLOR, label="shared by several"))
+    _legend(ax, [*extra, *unique.values()], [patch.get_label() for patch in extra] + list(unique))
+    return ax
+
+
+def plot_itl(trace: Trace, ax: Axes | None = None) -> Axes:
+    """The latency of each token of the requests that ended, at the time it came: since the token before, or since arrival for
+    the first. Tokens whose step also computed prompt tokens are told apart: a prefill beside you is what you wait for."""
+    ax = ax or _new_axes(height=3.1)
+    first, alone, beside = _latency_points(trace)
+    for points, marker, color, label, size in (
+        (alone, "o", ORANGE, "between tokens, decodes only", 13),
+        (beside, "^", BLUE, "between tokens, with a prefill in the step", 22),
+        (first, "D", GREEN, "first token (TTFT)", 22),
+    ):
+        _mark(ax, points, marker, color, label, size=size, edge=0.3)
+    gaps = [latency for _, latency in alone + beside]
+    for p, style in ((50, ":"), (99, "--")) if gaps else ():
+        value = percentile(gaps, p)
+        ax.axhline(value, color="#555555", linewidth=0.9, linestyle=style, label=f"ITL p{p}: {value:.3g} ms")
+    every = [latency for _, latency in first + alone + beside if latency > 0]
+    if every and max(every) > 20 * percentile(every, 50):
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=0)
+    ax.set_ylabel("latency of the token (ms)")
+    _finish_x(ax, trace, "time")
+    _legend(ax, *ax.get_legend_handles_labels())
+    return ax
+
+
+_ALT_TEXTS: dict[Any, Callable[[Trace], str]] = {
+    plot_timeline: timeline_alt_text,
+    plot_budget: budget_alt_text,
+    plot_block_map: block_map_alt_text,
+    plot_itl: itl_alt_text,
+}
+
+
+def alt_text(plot: Callable[..., Any], trace: Trace) -> str:
+    """What the figure `plot(trace)` shows, in words: `alt_text(plot_timeline, trace)`."""
+    if plot not in _ALT_TEXTS:
+        raise ValueError(f"{plot!r} is not one of {', '.join(known.__name__ for known in _ALT_TEXTS)}.")
+    return _ALT_TEXTS[plot](trace)
+
+
+# ---------------------------------------------------------------------- parts of the timeline
+
+
+def _draw_lane(ax: Axes, row: int, lane: Lane, index: int) -> set[str]:
+    """The spans of one request; returns the kinds that were drawn."""
+    shown = set()
+    for span in lane.spans:
+        begin, end = span.times if index else span.steps
+        color, hatch, height = _STYLES[span.kind]
+        if end > begin:
+            ax.barh(row, end - begin, height, begin, color=color, hatch=hatch, edgecolor="white", linewidth=0.0)
+            shown.add(span.kind)
+    return shown
+
+
+def _is_served(lane: Lane) -> bool:
+    return lane.request.finish_reason in ("stop", "length")
+
+
+def _label_rows(ax: Axes, names: Sequence[str]) -> None:
+    every = -(-len(names) // 24)  # no more names than can be read
+    ax.set_yticks(range(0, len(names), every), names[::every], fontsize=8)
+    ax.set_ylim(len(names) - 0.4, -0.6)  # the first to arrive is on top
+    ax.set_ylabel("request")
+    ax.grid(axis="x", color="#dddddd", linewidth=0.8)
+    ax.grid(False, axis="y")
+
+
+def _patch(kind: str) -> Any:
+    from matplotlib.patches import Patch
+
+    color, hatch, _ = _STYLES[kind]
+    return Patch(facecolor=color, hatch=hatch, edgecolor="white", linewidth=0)
+
+
+# ---------------------------------------------------------------------- parts of the others
+
+
+def _draw_budget(ax: Axes, budget: int, most: int) -> None:
+    """The limit as a line; where the bars stay far below it, they get the room and the limit is only told."""
+    ax.set_ylim(0, 1.08 * max(most, 1))
+    if not budget:
+        return
+    if most >= budget / 4:
+        ax.axhline(budget, color="black", linestyle="--", linewidth=1.0, label=f"budget: {budget}")
+        ax.set_ylim(0, 1.12 * max(most, budget))
+    else:
+        ax.plot([], [], color="black", linestyle="--", linewidth=1.0, label=f"budget: {budget}, far above")
+
+
+_FREE, _SHARED = -1, -2
+_LABEL_BOX = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+
+
+def _owner_grid(trace: Trace, owners: Sequence[str]) -> np.ndarray:
+    """[blocks, steps]: the number of the request that holds a block after a step, or _FREE or _SHARED. Row 0 is block 1."""
+    import numpy as np
+
+    number = {request_id: i for i, request_id in enumerate(owners)}
+    highest = max((block for step in trace.steps for table in step.blocks.values() for block in table), default=1)
+    highest = min(trace.num_blocks - 1, highest + 2) if trace.num_blocks > 1 else highest  # a free row or two on top
+    grid = np.full((highest, max(len(trace.steps), 1)), _FREE)
+    for place, step in enumerate(trace.steps):
+        for request_id, table in step.blocks.items():
+            for block in table:
+                is_free = grid[block - 1, place] == _FREE
+                grid[block - 1, place] = number.get(request_id, _SHARED) if is_free else _SHARED
+    return grid
+
+
+def _colored(grid: np.ndarray, num_owners: int) -> np.ndarray:
+    """[blocks, steps, 3]: neighbours in arrival differ in colour, and every round of colours is lighter than the one before."""
+    import numpy as np
+    from matplotlib.colors import to_rgb
+
+    table = []
+    for i in range(num_owners):
+        lighter = 0.25 * (i // len(OWNER_COLORS) % 3)
+        table.append([c + (1 - c) * lighter for c in to_rgb(OWNER_COLORS[i % len(OWNER_COLORS)])])
+    table += [list(to_rgb(SHARED_COLOR)), list(to_rgb(FREE_COLOR))]  # found at -2 and -1
+    return np.array(table)[grid]
+
+
+def _owner_labels(grid: np.ndarray, owners: Sequence[str]) -> list[tuple[str, float, float]]:
+    """A name for each request, (text, step, block), on its largest patch; none where it would not fit or hide another."""
+    import numpy as np
+
+    placed: list[tuple[str, float, float]] = []
+    num_rows, num_steps = grid.shape
+    for number, name in enumerate(owners):
+        rows, steps = np.nonzero(grid == number)
+        if not len(rows):
+            continue
+        middle = np.median(steps)
+        at = rows[steps == steps[np.abs(steps - middle).argmin()]]
+        row, step = float(np.median(at)) + 1, float(middle) + 0.5
+        width, height = 0.02 + 0.012 * len(name), 0.05
+        if all(abs(step - s) > width * num_steps or abs(row - r) > height * num_rows for _, s, r in placed):
+            placed.append((name, step, row))
+    return placed
+
+
+Points = list[tuple[float, float]]
+
+
+def _latency_points(trace: Trace) -> tuple[Points, Points, Points]:
+    """(time, ms) of first tokens, of tokens whose step only decoded, and of tokens with a prefill beside them."""
+    first: Points = []
+    alone: Points = []
+    beside: Points = []
+    prefill_ends = {round(step.end, 9) for step in trace.steps if step.num_prefill_tokens}
+    for request in trace.requests.values():
+        if request.finish is None or request.first_token is None or request.ttft is None:
+            continue
+        first.append((request.first_token, request.ttft * 1000))
+        for time, latency in zip(request.token_times[1:], request.itl, strict=True):
+            (beside if round(time, 9) in prefill_ends else alone).append((time, latency * 1000))
+    return first, alone, beside
+
+
+# ---------------------------------------------------------------------- common to all
+
+
+def _axis(x: str) -> int:
+    """Which number of a (step, time) is drawn along x."""
+    if x not in ("step", "time"):
+        raise ValueError(f'x must be "time" or "step", got {x!r}.')
+    return 1 if x == "time" else 0
+
+
+def _extent(place: int, step: StepRecord, index: int) -> tuple[float, float]:
+    return (step.start, step.end) if index else (place, place + 1)
+
+
+def _new_axes(height: float) -> Axes:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Figures of a trace need matplotlib: pip install 'minivllm[labs]'") from error
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")  # not pyplot's: nothing is kept alive or shown by itself
+    ax = figure.subplots()
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color="#dddddd", linewidth=0.8)
+    ax.set_axisbelow(True)
+    return ax
+
+
+def _mark(
+    ax: Axes, points: Sequence[tuple[float, float]], marker: str, color: str, label: str, size: float = 40, edge: float = 0.5
+) -> None:
+    if points:
+        line_only = marker in "|x"
+        style = {"color": color, "linewidths": 1.6 if marker == "|" else edge}
+        if not line_only:
+            style |= {"edgecolors": "white"}
+        ax.scatter(*zip(*points, strict=True), s=size, marker=marker, label=label, zorder=3, clip_on=False, **style)
+
+
+def _finish_x(ax: Axes, trace: Trace, x: str) -> None:
+    if x == "step":
+        ax.set_xlabel("step")
+        ax.set_xlim(0, max(len(trace.steps), 1))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        return
+    ax.set_xlabel("time (s)")
+    begin = min((request.arrival for request in trace.requests.values()), default=0.0)
+    ax.set_xlim(begin, max(trace.duration, begin + 1e-9))
+
+
+def _legend(ax: Axes, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Above the figure, where it hides nothing."""
+    if handles:
+        ax.legend(
+            handles, labels, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=4, fontsize=8, frameon=False, borderaxespad=0.0
+        )

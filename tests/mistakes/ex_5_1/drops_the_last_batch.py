@@ -1,0 +1,7 @@
+# expect: The last batch counts too
+def wasted_slots(lengths, batch_size):
+    wasted = 0
+    for start in range(0, len(lengths) - batch_size + 1, batch_size):
+        batch = lengths[start : start + batch_size]
+        wasted += max(batch) * len(batch) - sum(batch)
+    return wasted

@@ -1,0 +1,8 @@
+# expect: in the order they come|was changed
+def wasted_slots(lengths, batch_size):
+    wasted = 0
+    lengths.sort()
+    for start in range(0, len(lengths), batch_size):
+        batch = lengths[start : start + batch_size]
+        wasted += max(batch) * len(batch) - sum(batch)
+    return wasted

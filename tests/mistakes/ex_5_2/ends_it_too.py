@@ -1,0 +1,15 @@
+# expect: the caller ends it
+import minivllm.core.scheduler
+from minivllm.core.step import FinishReason
+
+
+class Scheduler(minivllm.core.scheduler.Scheduler):
+    def finish_reason(self, request, token_id):
+        if token_id in request.stop_eos_ids:
+            return FinishReason.STOP
+        if token_id in request.stop_token_ids:
+            return FinishReason.STOP
+        if request.num_output_tokens >= request.max_tokens:
+            request.finish_reason = FinishReason.LENGTH
+            return FinishReason.LENGTH
+        return None

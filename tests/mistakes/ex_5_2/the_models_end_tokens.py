@@ -1,0 +1,14 @@
+# expect: not in its stop_eos_ids|no end token for this request
+import minivllm.core.scheduler
+from minivllm.core.step import FinishReason
+
+
+class Scheduler(minivllm.core.scheduler.Scheduler):
+    def finish_reason(self, request, token_id):
+        if token_id in request.worker_eos_ids:
+            return FinishReason.STOP
+        if token_id in request.stop_token_ids:
+            return FinishReason.STOP
+        if request.num_output_tokens >= request.max_tokens:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,14 @@
+# expect: and returned True
+import minivllm.core.scheduler
+from minivllm.core.step import FinishReason
+
+
+class Scheduler(minivllm.core.scheduler.Scheduler):
+    def finish_reason(self, request, token_id):
+        if token_id in request.stop_eos_ids:
+            return True
+        if token_id in request.stop_token_ids:
+            return True
+        if request.num_output_tokens >= request.max_tokens:
+            return True
+        return None

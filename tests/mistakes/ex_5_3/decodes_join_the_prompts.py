@@ -1,0 +1,21 @@
+# expect: is in this step twice
+import minivllm.core.scheduler
+from minivllm.core.request import RequestStatus
+
+
+class Scheduler(minivllm.core.scheduler.Scheduler):
+    capabilities = frozenset({"stops", "whole prompts", "preemption", "priority"})
+
+    def schedule(self):
+        step = self.open_step()
+        budget = self.max_num_batched_tokens
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            request = self.waiting.peek()
+            n = request.num_tokens
+            if n > budget or not self.admit(step, request, n):
+                break
+            budget -= n
+        for request in list(self.running):
+            if request.status is RequestStatus.RUNNING and not self.advance(step, request, 1):
+                break
+        return self.close_step(step)
