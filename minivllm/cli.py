@@ -1,4 +1,4 @@
-"""The `minivllm` command: generate, chat, fetch, bench.
+"""The `minivllm` command: generate, chat, serve, fetch, bench.
 
 May not import torch, or anything that does, before a command needs it: `minivllm --help` answers at once.
 """
@@ -82,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--prompts-file", metavar="FILE", help="one prompt a line; - is stdin")
     generate.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
     generate.add_argument("--json", action="store_true", help="one JSON object a line, with token ids and why each ended")
+    generate.add_argument(
+        "--trace",
+        dest="trace_file",
+        metavar="FILE",
+        help="write what every step did: .jsonl for minivllm.observe, .json for ui.perfetto.dev",
+    )
     _add_sampling_arguments(generate)
     _add_engine_arguments(generate)
     generate.set_defaults(run=_generate)
@@ -91,6 +97,16 @@ def _parser() -> argparse.ArgumentParser:
     _add_sampling_arguments(chat)
     _add_engine_arguments(chat)
     chat.set_defaults(run=_chat)
+
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model with OpenAI's API, Prometheus metrics at /metrics and a page for people at /.",
+    )
+    serve.add_argument("served_model", nargs="?", metavar="MODEL", help='as --model; "echo" needs no weights')
+    _add_server_arguments(serve)
+    _add_engine_arguments(serve)
+    serve.set_defaults(run=_serve)
 
     fetch = commands.add_parser(
         "fetch", help="download a model", description="Fetch a model; the last line of stdout is its folder."
@@ -116,12 +132,28 @@ def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the model's end token")
 
 
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 is all (default: %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    group.add_argument("--api-key", action="append", metavar="KEY", help="clients must send one; may be given several times")
+    group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="what clients call the model; the first is said")
+    group.add_argument("--max-open-requests", type=int, default=1024, metavar="N", help="more get 429 (default: %(default)s)")
+    group.add_argument("--max-request-bytes", type=int, default=8 << 20, metavar="N", help="of a body (default: %(default)s)")
+    group.add_argument(
+        "--shutdown-timeout", type=float, default=60.0, metavar="S", help="for open answers (default: %(default)s)"
+    )
+    group.add_argument("--log-requests", action="store_true", help="a line for each")
+
+
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """A flag for each field of EngineConfig, with vLLM's spelling. None given means the field's default."""
     group = parser.add_argument_group("engine")
     types_of = typing.get_type_hints(EngineConfig)
     help_of = _field_help()
     for field in dataclasses.fields(EngineConfig):
+        if field.name == "trace":  # a command that writes one has --trace FILE
+            continue
         flag, default = "--" + field.name.replace("_", "-"), field.default
         text = help_of.get(field.name, "") + ("" if default is None else f" (default: {default})")
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%").strip()}
@@ -167,7 +199,8 @@ def _sampling_flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _engine_flags(args: argparse.Namespace) -> dict[str, Any]:
-    return {f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig) if hasattr(args, f.name)}
+    flags = {f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig) if hasattr(args, f.name)}
+    return flags | ({"trace": True} if getattr(args, "trace_file", None) else {})
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -176,6 +209,11 @@ def _check(args: argparse.Namespace) -> None:
 
     EngineConfig.from_kwargs(**_engine_flags(args))
     SamplingParams(**{"max_tokens": None} | _sampling_flags(args))
+    if path := getattr(args, "trace_file", None):
+        if Path(path).suffix not in (".jsonl", ".json"):
+            raise ValueError(f"--trace {path}: the name must end in .jsonl (minivllm.observe) or .json (ui.perfetto.dev).")
+        if not Path(path).parent.is_dir():
+            raise ValueError(f"--trace {path}: there is no folder {Path(path).parent}.")
 
 
 def _start(args: argparse.Namespace) -> LLM:
@@ -201,6 +239,8 @@ def _generate(args: argparse.Namespace) -> int:
             outputs = llm.chat(conversations, params, use_tqdm=sys.stderr.isatty(), on_invalid="return")
         else:
             outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty(), on_invalid="return")
+        if args.trace_file:
+            _write_trace(llm, args.trace_file)
     for prompt, output in zip(prompts, outputs, strict=True):
         if args.json:
             print(json.dumps(_as_json(prompt, output), ensure_ascii=False))
@@ -209,6 +249,17 @@ def _generate(args: argparse.Namespace) -> int:
         if output.error is not None:
             print(f"minivllm: prompt {prompt[:40]!r}: {output.error}", file=sys.stderr)
     return EXIT_FAILED if any(output.error is not None for output in outputs) else 0
+
+
+def _write_trace(llm: LLM, path: str) -> None:
+    from minivllm.observe import perfetto
+
+    assert llm.trace is not None
+    if Path(path).suffix == ".json":
+        perfetto.export(llm.trace, path)
+    else:
+        llm.trace.save(path)
+    print(f"{len(llm.trace.steps)} steps written to {path}", file=sys.stderr)
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
@@ -315,6 +366,43 @@ def _answer(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams) ->
         speed = (num_tokens - 1) / max(seconds, 1e-9)  # the first token came with the prompt
         print(f"[{num_tokens} tokens, first after {first - begin:.2f} s, then {speed:.1f} tok/s]", file=sys.stderr)
     return "".join(said)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    flags = _engine_flags(args)
+    if args.served_model is not None and flags.setdefault("model", args.served_model) != args.served_model:
+        raise ValueError(f"Two models are named, {args.served_model} and --model {flags['model']}: give one.")
+    config = EngineConfig.from_kwargs(**flags)
+    for name, low in (("max_open_requests", 1), ("max_request_bytes", 1), ("shutdown_timeout", 0)):
+        if getattr(args, name) < low:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(args, name)}.")
+    if not 0 <= args.port < 65536:
+        raise ValueError(f"--port must be from 0 to 65535, got {args.port}.")
+    try:
+        from minivllm.serving.launch import LaunchSettings, ServerSettings, serve
+    except ModuleNotFoundError as error:
+        raise ImportError(f"minivllm serve needs {error.name}: pip install 'minivllm[serve]'") from None
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for name in ("minivllm", "uvicorn.access"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    keys = args.api_key or ([os.environ["MINIVLLM_API_KEY"]] if os.environ.get("MINIVLLM_API_KEY") else [])
+    server = ServerSettings(
+        model_names=tuple(args.served_model_name or [config.model]),
+        api_keys=tuple(keys),
+        max_open_requests=args.max_open_requests,
+        max_request_bytes=args.max_request_bytes,
+    )
+    return serve(
+        LaunchSettings(
+            server,
+            {**flags, "model": config.model},
+            host=args.host,
+            port=args.port,
+            components=Path(args.components) if args.components else None,
+            shutdown_timeout=args.shutdown_timeout,
+            log_requests=args.log_requests,
+        )
+    )
 
 
 def _fetch(args: argparse.Namespace) -> int:

@@ -107,6 +107,14 @@ SEAMS: dict[str, Seam] = {
             "class: __call__(logits [B, V] float32, SamplingMetadata) -> SamplerOutput",
         ),
         _seam(
+            "graph_runner",
+            "worker/graphs.py",
+            "GraphRunner",
+            "",
+            "class(decode_step, max_num_seqs, max_blocks, device): capture(), run(step inputs) -> hidden states, or None if no"
+            " graph serves the step",
+        ),
+        _seam(
             "detokenizer",
             "text/detokenizer.py",
             "IncrementalDetokenizer",

@@ -25,7 +25,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "quantization": (None,),
     "speculative_config": (None,),
     "enable_lora": (False,),
-    "enforce_eager": (True, None),
     "trust_remote_code": (False,),
     "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0,),
@@ -49,7 +48,7 @@ class EngineConfig:
         seed: keys the noise of requests that bring no seed of their own, and dummy weights.
         generation_config: "auto" uses the model's generation_config.json for default sampling, "vllm" does not.
         device: "auto", "cpu" or "cuda".
-        attention_backend: "auto" (the fastest here), "triton" (GPU kernels), "cpu" (Numba and SDPA), "reference" (plain PyTorch),
+        attention_backend: "auto" (the fastest here), "triton" (a GPU's), "cpu" (Numba and SDPA), "reference" (plain PyTorch),
         "naive".
     KV cache
         block_size: token slots per block.   enable_prefix_caching: reuse KV of equal prefixes; None is on, unless a replaced
@@ -66,6 +65,9 @@ class EngineConfig:
         long_prefill_token_threshold: most tokens of one prompt per step while others run; 0 is off.
         scheduling_policy: "fcfs", "priority" (lower priority value first), or "longest_prefix" (ours: of those who have waited
         longest, the one with most of its prompt cached first; nobody is passed over for ever).
+    Execution
+        enforce_eager: run decode steps operator by operator, not as CUDA graphs (which a CPU has none of).
+        torch_compile: compile the decode step before it is captured; minutes at start. For CUDA.
     Observing
         trace: record what every step does, in `llm.trace`; it grows until `llm.trace.clear()`.
     """
@@ -91,6 +93,8 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
     trace: bool = False
+    enforce_eager: bool = False
+    torch_compile: bool = False
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
@@ -127,8 +131,11 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):
             if not isinstance(getattr(self, name), (bool, type(None))):
                 raise ValueError(f"{name} must be True, False, or None (on where possible), got {getattr(self, name)!r}.")
-        if not isinstance(self.trace, bool):
-            raise ValueError(f"trace must be True or False, got {self.trace!r}.")
+        for name in ("trace", "enforce_eager", "torch_compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if self.enforce_eager and self.torch_compile:
+            raise ValueError("torch_compile=True compiles what enforce_eager=True runs as it is. Leave one of them out.")
         self._need_int("seed", None)
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit into 64 bits, from -2**63 to 2**63 - 1, got {self.seed}.")

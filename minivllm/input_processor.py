@@ -206,6 +206,13 @@ def as_prompt_list(prompts: Any) -> list[Prompt]:
     return [items] if all(isinstance(item, Integral) for item in items) else items
 
 
+def end_token_ids(tokenizer: Tokenizer | None, of_the_model: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    """The tokens that end an output: the tokenizer's and the model's own. One beyond the vocabulary (a tokenizer may know more
+    tokens than the model) can never come."""
+    own = [] if tokenizer is None or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return tuple(i for i in dict.fromkeys([*own, *of_the_model]) if i < vocab_size)
+
+
 def asked_of_sampler(params: SamplingParams) -> dict[str, str]:
     """What the parameters ask of the sampler beyond the argmax: capability -> the field and value that ask for it."""
     asked = {

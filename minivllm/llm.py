@@ -20,7 +20,7 @@ from minivllm.components import Components
 from minivllm.config import EngineConfig
 from minivllm.core.step import Executor
 from minivllm.generation_config import default_sampling_params
-from minivllm.input_processor import Prompt, as_prompt_list
+from minivllm.input_processor import Prompt, as_prompt_list, end_token_ids
 from minivllm.llm_engine import LLMEngine, Sink, TokenStream
 from minivllm.output_processor import OutputKind, OutputProcessor, refused
 from minivllm.outputs import RequestOutput
@@ -62,23 +62,21 @@ class LLM:
     ) -> None:
         config = EngineConfig.from_kwargs(model=str(model), **settings)
         parts = components if isinstance(components, Components) else Components(components)
-        folder = _model_folder(config)
-        tokenizer = _load_tokenizer(config, folder)
+        folder = model_folder(config)
+        tokenizer = load_tokenizer(config, folder)
         from minivllm.worker.model_runner import ModelRunner  # torch comes in here, when all that needs none is in order
 
         logger.info("Loading %s.", config.model)
         runner = ModelRunner(config, parts)
         self.model_config = runner.model_config
         self.dtype = runner.dtype_name
-        eos = [] if tokenizer is None or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         engine = LLMEngine(
             config.resolved(runner.device_type),
             runner,
             tokenizer,
             vocab_size=self.model_config.vocab_size,
             model_max_len=self.model_config.max_position_embeddings,
-            # an id beyond the vocabulary (a tokenizer may know more tokens than the model) can never come
-            eos_token_ids=tuple(i for i in dict.fromkeys([*eos, *self.model_config.eos_token_ids]) if i < runner.vocab_size),
+            eos_token_ids=end_token_ids(tokenizer, self.model_config.eos_token_ids, runner.vocab_size),
             components=parts,
         )
         self._use(engine, tokenizer, parts, folder)
@@ -368,7 +366,7 @@ def _refusals(results: Mapping[int, RequestOutput], num_prompts: int) -> str:
     return f'{len(results)} of {num_prompts} prompts are refused (on_invalid="return" answers the others):{lines}'
 
 
-def _model_folder(config: EngineConfig) -> Path | None:
+def model_folder(config: EngineConfig) -> Path | None:
     """The model's folder, fetched if need be. Random weights need none: a known name's sizes are enough."""
     if config.load_format == "dummy":
         return Path(config.model) if Path(config.model).is_dir() else None
@@ -377,7 +375,7 @@ def _model_folder(config: EngineConfig) -> Path | None:
     return resolve_model(config.model)
 
 
-def _load_tokenizer(config: EngineConfig, model_folder: Path | None) -> Tokenizer | None:
+def load_tokenizer(config: EngineConfig, model_folder: Path | None) -> Tokenizer | None:
     folder = model_folder if config.tokenizer is None else Path(config.tokenizer)
     if folder is None:
         return None

@@ -80,6 +80,10 @@ class OutputProcessor:
                 processed.outputs.append((request.request_id, output))
         return processed
 
+    def request_id_of(self, core_id: str) -> str:
+        """The internal id of the request that one of the core's belongs to."""
+        return self._open[core_id].request.request_id if core_id in self._open else core_id
+
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Forget requests: nothing more is said about them. Returns the core's ids of what they still had open."""
         ids: list[str] = []

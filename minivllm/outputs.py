@@ -32,6 +32,15 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    def add(self, later: CompletionOutput) -> None:
+        """Take in the next delta of the same completion."""
+        self.text += later.text
+        self.token_ids = [*self.token_ids, *later.token_ids]
+        if later.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *later.logprobs]
+        self.cumulative_logprob = later.cumulative_logprob
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+
 
 @dataclass(slots=True)
 class RequestMetrics:
@@ -57,3 +66,17 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     error: str | None = None
+
+    def add(self, later: RequestOutput) -> None:
+        """Take in the next deltas of the same stream, as if all had come at once."""
+        mine = {output.index: output for output in self.outputs}
+        for delta in later.outputs:
+            if delta.index in mine:
+                mine[delta.index].add(delta)
+            else:
+                self.outputs.append(delta)
+        self.finished = later.finished
+        self.num_cached_tokens = later.num_cached_tokens
+        self.prompt_logprobs = later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
+        self.metrics = later.metrics
+        self.error = self.error or later.error

@@ -348,6 +348,7 @@ axes.loglog(batches, [b / predicted[b] for b in batches], linestyle="--", color=
 axes.loglog(batches, list(speed.values()), marker="o", color="#0072B2", label="measured here")
 for b in (1, largest):
     axes.annotate(f"{speed[b]:.0f}", (b, speed[b]), xytext=(0, -16), textcoords="offset points", ha="center")
+axes.margins(y=0.12)
 axes.set_xticks(batches, batches, minor=False)
 axes.minorticks_off()
 axes.yaxis.set_major_formatter("{x:g}")
@@ -429,7 +430,10 @@ show(
     figure,
     alt=f"Roofline: a slope of {device.bandwidth / 1e9:.1f} GB/s up to {device.ridge:.0f} operations per byte,"
     f" then flat at {roof:.0f} GFLOP/s. Dots: "
-    + "; ".join(f"{name}: {x:.1f} operations per byte, {y:.1f} GFLOP/s" for name, (x, y) in dots.items()),
+    + "; ".join(
+        f"{name if name == 'prompt' else f'batch {name}'}: {x:.1f} operations per byte, {y:.1f} GFLOP/s"
+        for name, (x, y) in dots.items()
+    ),
 )
 above = [name for name, (x, y) in dots.items() if y * 1e9 > 1.05 * min(x * device.bandwidth, device.flops)]
 if above:

@@ -107,7 +107,8 @@ def draw_slots(axes, rows, title, numbered):
             alpha = 0.25 if owner and position is None else 1.0
             axes.add_patch(Rectangle((left, top), 1, 1, facecolor=colour, alpha=alpha, edgecolor="#777777", linewidth=0.6))
             if position is not None:
-                axes.text(left + 0.5, top + 0.5, f"{owner}{position}", ha="center", va="center", fontsize=7, color="white")
+                ink = "black" if owner == "B" else "white"
+                axes.text(left + 0.5, top + 0.5, f"{owner}{position}", ha="center", va="center", fontsize=7, color=ink)
             if x % 4 == 0 and (numbered or x == 0):
                 what = f"block {y * 3 + x // 4}" if numbered else f"reserved for {owner}"
                 axes.text(left, top + 1.08, what, va="top", fontsize=7)

@@ -112,7 +112,7 @@ class _Ledger:
 
     def apply(self, step: list[Any]) -> None:
         if step[0] == "touch":
-            self.held[step[2]] = list(self.made[step[1]])
+            self.held[step[2]] = self.made[step[2]] = list(self.made[step[1]])
             for block in self.held[step[2]]:
                 if self.ref_cnt[block] == 0:
                     self.free.remove(block)
@@ -203,9 +203,10 @@ def _judge_order(ledger: _Ledger, step: list[Any], found: list[int], before: dic
 
 def _why_order(step: list[Any], cached: list[int], wanted: list[int], before: dict[int, int]) -> str:
     told = f"the cached blocks stand in the free list as {cached}, front first, and should as {wanted}."
-    first = next(i for i, (a, b) in enumerate(zip(cached, wanted, strict=True)) if a != b)
-    if step[0] == "free" and before.get(cached[first], 0) > 0:
-        return f"{told} Block {cached[first]} was used just now: it goes behind what has been unused for longer."
+    freed = [block for block in wanted if before.get(block, 0) > 0]
+    if step[0] == "free" and freed and sorted(cached[-len(freed) :]) != sorted(freed):
+        soon = next(block for block in cached if block in freed)
+        return f"{told} Block {soon} was used just now: it goes behind what has been unused for longer."
     if step[0] == "free":
         return f"{told} Blocks are given in the order in which they are to be evicted: keep it."
     return f"{told} touch() moves no block but those it is given."

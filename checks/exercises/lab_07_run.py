@@ -66,8 +66,8 @@ def run_hit(module: ModuleType, case: Case) -> dict[str, Any]:
 
 
 def run_pool(module: ModuleType, case: Case) -> dict[str, Any]:
-    """A script of calls on a new pool: ["allocate", owner, n, publish them?], ["touch", whose blocks, by whom], ["free", owner].
-    An owner that was freed before is freed again; owner "0" is the null block."""
+    """A script of calls on a new pool: ["allocate", owner, n, publish them?], ["touch", whose blocks, by whom], ["free",
+    owner]. An owner that was freed before is freed again; owner "0" is the null block."""
     pool = module.BlockPool(case["num_blocks"])
     made: dict[str, list[Any]] = {"0": [pool.null_block]}
     trace: list[Any] = []

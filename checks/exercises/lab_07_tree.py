@@ -33,6 +33,7 @@ def match_cases(seed: int) -> list[Case]:
         (fork, "abw"),
         (fork, "abwj"),
         (fork, "abq"),
+        (fork, "awx"),
         (fork, "ab"),
         (fork, "q"),
         (fork, "qab"),
@@ -102,10 +103,14 @@ def judge_match(case: Case, output: Any) -> Verdict:
 
 def _why_match(case: Case, returned: list[int], wanted: list[int]) -> str:
     keys = case["keys"]
+    letters = {block: letter for path, blocks in _paths(case["tree"]) for letter, block in zip(path, blocks, strict=True)}
     if len(returned) > len(wanted) and returned[: len(wanted)] == wanted:
         if len(wanted) == len(keys):
             return f" There are only {len(keys)} keys: what the node holds beyond them is another text."
-        return f" Key {len(wanted)} is {keys[len(wanted)]!r}, and the block taken for it holds another: compare every key of a node."
+        key = keys[len(wanted)]
+        if letters.get(returned[len(wanted)]) == key:
+            return " The match ends inside a node. Its children come after the whole of it."
+        return f" Key {len(wanted)} is {key!r}, and the block taken for it holds another: compare every key of a node."
     if wanted[: len(returned)] == returned:
         inside = all(len(returned) != len(blocks) for _, blocks in _paths(case["tree"])) and returned
         if inside:

@@ -25,6 +25,8 @@ def save_result(
     """Keep an experiment in results/NN.json. `what` says in a few words what ran at `tokens_per_second`, the lab's mark on the
     journey: of one request, or of all `requests` served at once; then `alone` may be what one gets that has the engine
     to itself. `data` is whatever the plot was drawn from (numbers, lists, strings)."""
+    if "dtype" in data:
+        data = {**data, "dtype": str(data["dtype"]).removeprefix("torch.")}
     own = {"lab": lab, "tokens_per_second": tokens_per_second, "what": what, "requests": requests, "alone": alone}
     fast = os.environ.get("MINIVLLM_FAST", "0") not in ("", "0")
     write_atomically(results_dir() / f"{lab}.json", json.dumps({**data, **own, "shrunk": fast}, indent=1) + "\n")
@@ -108,10 +110,13 @@ def _draw(axes: Any, title: str, marks: Marks, colour: str, marker: str) -> None
 
 def _unlike(results: list[dict[str, Any]]) -> str:
     """A line that says which marks were not measured like the others, if any."""
-    usual = {key: Counter(r[key] for r in results if key in r).most_common(1) for key in ("device", "dtype", "model")}
+    keys = ("device", "dtype", "model", "shrunk")
+    usual = {
+        key: Counter(r[key] for r in results if key in r).most_common(1)[0][0] for key in keys if any(key in r for r in results)
+    }
     told = []
     for result in results:
-        other = [str(result[key]) for key, common in usual.items() if common and result.get(key, common[0][0]) != common[0][0]]
-        other += ["a shrunk run"] if result.get("shrunk") else []
-        told += [f"Lab {result['lab']} ({', '.join(other)})"] if other else []
+        other = [key for key, common in usual.items() if result.get(key, common) != common]
+        words = [("a shrunk run" if result[key] else "in full") if key == "shrunk" else str(result[key]) for key in other]
+        told += [f"Lab {result['lab']} ({', '.join(words)})"] if other else []
     return f"Not measured like the others: {'; '.join(told)}." if told else ""

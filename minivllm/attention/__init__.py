@@ -84,12 +84,13 @@ def replace_parts(backend: AttentionBackend, components: Components, model: Mode
                     f" yours is {getattr(part, '__name__', part)}{inspect.signature(part)}."
                 )
         parts[field] = _with_accepted_keywords(part)
-        if field == "decode":  # PyTorch code gathers whole block tables: a graph's would not fit into memory
-            parts["is_capturable"] = backend.is_capturable and "graphs" in getattr(part, "capabilities", ())
     if not parts:
         return backend
-    replaced = ", ".join(name for name in parts if name != "is_capturable")
-    return dataclasses.replace(backend, name=f"{backend.name} with replaced {replaced}", **parts)
+    name = f"{backend.name} with replaced {', '.join(parts)}"
+    # a part may make the host wait, or gather whole block tables, unless it says that it does not
+    captured = [components[seam] for seam in ("write_kv", "attention.decode") if seam in components]
+    parts["is_capturable"] = backend.is_capturable and all("graphs" in getattr(p, "capabilities", ()) for p in captured)
+    return dataclasses.replace(backend, name=name, **parts)
 
 
 def _keywords(part: Callable[..., Any]) -> set[str]:

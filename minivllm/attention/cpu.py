@@ -2,8 +2,12 @@
 fused attention (`sdpa.py`). Lab 04 measures it against `reference.py`.
 
 Measured in one run on 2 cores, bfloat16, 32 sequences of 230 tokens, 30 layers of 9 query and 3 kv heads of 64: gathering the
-blocks and calling SDPA takes 4.2 times as long as this kernel, a plain Numba loop over the block table 2.1 times. Reading the
-cache once at the memory's speed would take about half its time.
+blocks and calling SDPA takes 6 times as long as this kernel, a plain Numba loop over the block table 3 times. Reading the cache
+once at the memory's speed would take two thirds of its time.
+
+The kernels are torch operators, so that whatever traces a step sees them; `minivllm::cpu_attention` is a whole layer's
+attention, for the compiled decoder. They are registered by hand: `torch.library.custom_op` would add its own Python to every
+call, of which a step makes one a layer.
 """
 
 from __future__ import annotations
@@ -19,15 +23,15 @@ from typing import Any
 
 import torch
 
-from minivllm.attention.interface import AttentionBackend
+from minivllm.attention.interface import AttentionBackend, AttentionMetadata, paged_attention
 from minivllm.attention.reference import paged_decode as reference_decode
-from minivllm.attention.reference import write_kv
+from minivllm.attention.reference import write_kv as reference_write_kv
 from minivllm.attention.sdpa import paged_prefill
 
 logger = logging.getLogger("minivllm")
 
 NO_WINDOW = 1 << 62
-WORK_PER_THREAD = 1 << 18  # tokens * heads * head_dim: some 40 microseconds
+WORK_PER_THREAD = 1 << 18  # tokens * heads * head_dim: some 20 microseconds
 _one_at_a_time = threading.Lock()
 
 
@@ -61,43 +65,106 @@ def _share_openmp_runtime() -> None:
             continue
 
 
-@torch.library.custom_op("minivllm::cpu_paged_decode", mutates_args=(), device_types="cpu")
-def _cpu_paged_decode(
+_operators = torch.library.Library("minivllm", "FRAGMENT")
+_operators.define("cpu_write_kv(Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping) -> ()")
+_operators.define(
+    "cpu_paged_decode(Tensor q, Tensor kv_cache, Tensor block_tables, Tensor seq_lens, float scale, int window) -> Tensor"
+)
+_operators.define(
+    "cpu_attention(Tensor q, Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor query_start_loc, Tensor seq_lens,"
+    " Tensor block_tables, Tensor slot_mapping, float scale, int window) -> Tensor"
+)
+
+
+def _write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    from minivllm.attention.numba_kernels import write_kv_kernel
+
+    kernel = write_kv_kernel(kv_cache.dtype == torch.bfloat16)
+    kernel(_words(key).numpy(), _words(value).numpy(), _words(kv_cache).view(-1).numpy(), slot_mapping.contiguous().numpy())
+
+
+def _paged_decode(
     q: torch.Tensor, kv_cache: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, scale: float, window: int
 ) -> torch.Tensor:
     from minivllm.attention.numba_kernels import paged_decode_kernel
 
     numba = _numba()
-    kernel = paged_decode_kernel(q.shape[-1], kv_cache.dtype == torch.bfloat16)
-    words = kv_cache.view(torch.uint32 if kv_cache.dtype == torch.bfloat16 else torch.float32).view(-1)
-    out = torch.zeros(q.shape, dtype=torch.float32)  # a padding row (seq_len 0) comes out as zeros
-    work = int(seq_lens.numpy().sum()) * q[0].numel()
+    num_kv_heads = kv_cache.shape[3]
+    kernel = paged_decode_kernel(q.shape[-1], q.shape[1] // num_kv_heads, kv_cache.dtype == torch.bfloat16)
+    out = torch.zeros(q.shape, dtype=q.dtype)  # a padding row (seq_len 0) comes out as zeros
+    lengths = seq_lens.contiguous().numpy()
+    work = int(lengths.sum()) * q[0].numel()
     # torch's number of threads is the number of physical cores. Waking one takes longer than a short sequence.
     num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, 1 + work // WORK_PER_THREAD)
     arguments = (
-        q.float().contiguous().numpy(),
-        words.numpy(),
+        _bits(q).numpy(),
+        _words(kv_cache).view(-1).numpy(),
         block_tables.contiguous().numpy(),
-        seq_lens.contiguous().numpy(),
-        out.numpy(),
+        lengths,
+        _bits(out).numpy(),
         scale,
         window,
         kv_cache.shape[2],
-        kv_cache.shape[3],
+        num_kv_heads,
         num_threads,
     )
     # Numba's last resort, its "workqueue" layer, aborts the process when two threads enter it.
     with _one_at_a_time:
         numba.set_num_threads(num_threads)
         kernel(*arguments)
-    return out.to(q.dtype)
+    return out
 
 
-@_cpu_paged_decode.register_fake
-def _(
-    q: torch.Tensor, kv_cache: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, scale: float, window: int
+def _attention(
+    q: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scale: float,
+    window: int,
 ) -> torch.Tensor:
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
+    """`paged_attention` of this backend, with the batch's shape in tensors alone: what a traced graph can pass on."""
+    starts, num_tokens = query_start_loc.numpy(), len(q)
+    meta = AttentionMetadata(
+        num_decodes=int((starts[1:] - starts[:-1] == 1).sum()),
+        num_tokens=num_tokens,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        block_tables=block_tables,
+        slot_mapping=slot_mapping,
+        query_start_loc_np=starts,
+        seq_lens_np=seq_lens.numpy(),
+    )
+    sliding_window = None if window == NO_WINDOW else window
+    backend = _backend_of(q.dtype)
+    return paged_attention(backend, q, key, value, kv_cache, meta, scale=scale, sliding_window=sliding_window)
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """As NumPy can have it: it has no bfloat16."""
+    return x.view(torch.uint16) if x.dtype == torch.bfloat16 else x
+
+
+def _words(x: torch.Tensor) -> torch.Tensor:
+    """In 4-byte words, a bfloat16 pair each."""
+    return x.view(torch.uint32) if x.dtype == torch.bfloat16 else x
+
+
+_operators.impl("cpu_write_kv", _write_kv, "CPU")
+_operators.impl("cpu_paged_decode", _paged_decode, "CPU")
+_operators.impl("cpu_attention", _attention, "CPU")
+torch.library.register_fake("minivllm::cpu_write_kv", lambda *arguments: None, lib=_operators)
+for _name in ("cpu_paged_decode", "cpu_attention"):
+    torch.library.register_fake(f"minivllm::{_name}", lambda q, *arguments: q.new_empty(q.shape), lib=_operators)
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """As `reference.write_kv`. The cache must be contiguous, bfloat16 or float32."""
+    torch.ops.minivllm.cpu_write_kv(key, value, kv_cache, slot_mapping)
 
 
 def paged_decode(
@@ -112,17 +179,19 @@ def paged_decode(
     """As `reference.paged_decode`, without copying a block. The cache must be contiguous, bfloat16 or float32."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     window = NO_WINDOW if sliding_window is None else sliding_window
-    out: torch.Tensor = _cpu_paged_decode(q, kv_cache, block_tables, seq_lens, scale, window)
+    out: torch.Tensor = torch.ops.minivllm.cpu_paged_decode(q, kv_cache, block_tables, seq_lens, scale, window)
     return out
 
 
 def cpu_backend(dtype: torch.dtype) -> AttentionBackend:
-    """The backend for a model of this dtype. Where the kernel cannot serve (no Numba, float16), decodes take the reference's
-    way."""
-    decode = paged_decode
-    if _numba() is None:
-        decode = reference_decode
-    elif dtype not in (torch.bfloat16, torch.float32):
+    """The backend for a model of this dtype. Where the kernels cannot serve (no Numba, float16) it takes the reference's way."""
+    has_kernels = _numba() is not None
+    if has_kernels and dtype not in (torch.bfloat16, torch.float32):
         logger.info("dtype=%s: decode attention takes the slow PyTorch way; bfloat16 and float32 have a kernel.", dtype)
-        decode = reference_decode
-    return AttentionBackend(name="cpu", write_kv=write_kv, decode=decode, prefill=paged_prefill)
+        has_kernels = False
+    if not has_kernels:
+        return AttentionBackend("cpu", write_kv=reference_write_kv, decode=reference_decode, prefill=paged_prefill)
+    return AttentionBackend("cpu", write_kv=write_kv, decode=paged_decode, prefill=paged_prefill)
+
+
+_backend_of = functools.cache(cpu_backend)

@@ -32,7 +32,8 @@ Prefill = Callable[..., torch.Tensor]
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """The shape of one step's batch. Tensors are on the model's device; `*_np` are host copies for loops over rows.
+    """The shape of one step's batch. Tensors are on the model's device; `*_np` are host copies for loops over rows. There are
+    none in a captured step, which is replayed with other numbers.
 
     num_decodes: leading rows with exactly one query token.   num_tokens: query tokens in all.
     query_start_loc [num_reqs + 1] int32.   seq_lens [num_reqs] int32.   block_tables [num_reqs, max_blocks] int32, 0-padded.
@@ -45,12 +46,12 @@ class AttentionMetadata:
     seq_lens: torch.Tensor
     block_tables: torch.Tensor
     slot_mapping: torch.Tensor
-    query_start_loc_np: np.ndarray
-    seq_lens_np: np.ndarray
+    query_start_loc_np: np.ndarray | None = None
+    seq_lens_np: np.ndarray | None = None
 
     @property
     def num_reqs(self) -> int:
-        return len(self.seq_lens_np)
+        return len(self.seq_lens)
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,24 @@
-"""The paged decode kernel for CPUs, in Numba. Only `cpu.py` imports this file, and only where Numba is installed.
+"""The CPU's kernels in Numba: `paged_decode_kernel` and `write_kv_kernel`. Only `cpu.py` imports this file, and only where
+Numba is installed.
 
 Decode attention is bound by memory: each key and value is read for one new token only. So the kernel's design is about touching
-the cache once and in order:
+the cache once and in order, and about keeping up with it:
 
     - it follows the block table in place: no gather, no copy, no read at or beyond seq_len, never the null block;
-    - one pass over a token's keys serves all query heads, so each K and V row comes from memory once (GQA);
+    - work is cut by tokens, not by sequences: each worker gets the same number of tokens to read, whether these are 30 short
+      sequences or a piece of one long one. Pieces of a sequence are put together at the end (split-KV, as in Lab 08);
     - while it computes it asks for the row 16 tokens ahead: block tables jump, and hardware prefetchers do not follow jumps.
 
 The cache comes in as one flat array of 4-byte words. A float32 is a word. A bfloat16 is the upper half of a float32, so a
 word holds two of them: `word << 16` is the first as a float32, `word & 0xffff0000` the second. Widening a pair costs one cheap
-instruction each, but it puts even and odd elements into different vectors. Queries and outputs are kept in the same two halves:
+instruction each, but it puts even and odd elements into different vectors. Queries and sums are kept in the same two halves:
 
     bfloat16    words of a row    | 0 1 | 2 3 | 4 5 | 6 7 |        first half 0 2 4 6, second half 1 3 5 7
     float32     words of a row    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | first half 0 1 2 3, second half 4 5 6 7
 
-Scores, their exponentials, the weighted sum of values are three plain loops over one sequence: its scores fit into a core's
-own cache, and plain loops vectorize better than one that rescales as it goes (the online softmax of Lab 08). Tokens go by
-four, which gives the processor four independent sums to work on. May not know torch.
+The two innermost loops are tiles of `numba_tiles.py`, written in vector instructions. Around them, scores, their exponentials
+and the weighted sum of values are three passes over a piece of one sequence: its scores fit into a core's own cache, and passes
+need no rescaling on the way (the online softmax of Lab 08 does). May not know torch.
 """
 
 from __future__ import annotations
@@ -25,57 +27,42 @@ import functools
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, prange, uint64
-from numba.core import cgutils, types
-from numba.extending import intrinsic, overload
+from numba import njit, prange
+from numba.core import types
+from numba.extending import overload
 
-# Sums may be reordered and fused (loops need that to vectorize), but NaN and infinity keep their meaning: a broken request must
-# come out as NaN, not as a plausible number.
-FASTMATH = {"reassoc", "contract", "arcp", "afn", "nsz"}
-AHEAD = 16  # tokens; half and double measured slower
-UNROLL = 4
-LINE = 16  # words in a 64-byte cache line
+from minivllm.attention.numba_tiles import AHEAD, FASTMATH, num_lanes, score_tile, value_tile
+
+TILE = 16  # tokens; a piece's last tile is filled up with its last token, at weight 0
 LOG2_E = np.float32(1.4426950408889634)
 
 
-@intrinsic
-def _prefetch(typing_context, words, index):
-    """Ask for the cache line that holds words[index]; no wait, no fault, no value."""
-
-    def emit(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
-        hint = builder.module.declare_intrinsic(
-            "llvm.prefetch", [cgutils.voidptr_t], ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t] + [ir.IntType(32)] * 3)
-        )
-        read, keep, data_cache = (ir.Constant(ir.IntType(32), value) for value in (0, 3, 1))
-        builder.call(hint, [pointer, read, keep, data_cache])
-        return context.get_dummy_value()
-
-    return types.void(words, index), emit
+def _widen(bits):
+    """An element of the queries, as float32 (compiled by its type: a float32, or the 16 bits of a bfloat16)."""
 
 
-def _first(words, index):
-    """Element of a row's first half, as float32 (compiled by the type of the cache; see the file's drawing)."""
+def _narrow(x, like):
+    """x in the type of the array `like`; to bfloat16 it is rounded to the nearest, ties to even."""
 
 
-def _second(words, index, half):
-    """Its partner in the second half."""
+@overload(_widen, inline="always")
+def _compile_widen(bits):
+    if bits == types.uint16:
+        return lambda bits: np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+    return lambda bits: bits
 
 
-@overload(_first, inline="always")
-def _compile_first(words, index):
-    if words.dtype == types.uint32:
-        return lambda words, index: np.uint32(words[index] << np.uint32(16)).view(np.float32)
-    return lambda words, index: words[index]
+@overload(_narrow)
+def _compile_narrow(x, like):
+    if like.dtype != types.uint16:
+        return lambda x, like: x
 
+    def narrow(x, like):
+        bits = np.float32(x).view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        return np.uint16(rounded) if x == x else np.uint16(0x7FC0)  # rounding would turn some NaNs into zeros
 
-@overload(_second, inline="always")
-def _compile_second(words, index, half):
-    if words.dtype == types.uint32:
-        return lambda words, index, half: np.uint32(words[index] & np.uint32(0xFFFF0000)).view(np.float32)
-    return lambda words, index, half: words[index + half]
+    return narrow
 
 
 @njit(inline="always", fastmath=FASTMATH)
@@ -96,169 +83,178 @@ def _exp(x):
 
 
 @njit(inline="always", fastmath=FASTMATH)
-def _token_offsets(block_table, start, stop, block_size, row, first_word, offsets):
-    """offsets[i] = where the keys of token start + i begin, in words. Beyond the end the last token is repeated, so that loops
-    by four, and the prefetch, never look at anything the sequence does not own."""
-    i = 0
-    for t in range(start, stop):
-        offsets[i] = (np.int64(block_table[t // block_size]) * block_size + t % block_size) * row + first_word
-        i += 1
-    for pad in range(i, i + UNROLL + AHEAD):
-        offsets[pad] = offsets[i - 1]
+def _token_offsets(block_table, start, n, block_size, row, offsets):
+    """offsets[i] = where the keys of token start + i begin, in words. Beyond the end the last token is repeated, so that tiles,
+    and the prefetch, never look at anything the sequence does not own."""
+    for i in range(n):
+        t = start + i
+        offsets[i] = (np.int64(block_table[t // block_size]) * block_size + t % block_size) * row
+    for i in range(n, n + TILE + AHEAD):
+        offsets[i] = offsets[n - 1]
 
 
 @njit(inline="always", fastmath=FASTMATH)
-def _scores(words, offsets, n, q, num_heads, group, width, half, scores, tops):
-    """scores[h, i] = q[h] . key[i] for num_heads query heads and n tokens, tops[h] their maximum. q is scaled and in halves; a
-    kv head is `width` words. Scores past n repeat the last token's."""
-    m = uint64(half)
-    for h in range(num_heads):
-        tops[h] = np.float32(-np.inf)
-    for i in range(0, n, UNROLL):
-        for ahead in range(i + AHEAD, i + AHEAD + UNROLL):
-            for line in range(0, num_heads // group * width, LINE):
-                _prefetch(words, uint64(offsets[ahead] + line))
-        for h in range(num_heads):
-            head = h // group * width
-            k0, k1 = uint64(offsets[i] + head), uint64(offsets[i + 1] + head)
-            k2, k3 = uint64(offsets[i + 2] + head), uint64(offsets[i + 3] + head)
-            s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-            for d in range(half):
-                j = uint64(d)
-                q_first, q_second = q[h, d], q[h, half + d]
-                s0 += q_first * _first(words, k0 + j) + q_second * _second(words, k0 + j, m)
-                s1 += q_first * _first(words, k1 + j) + q_second * _second(words, k1 + j, m)
-                s2 += q_first * _first(words, k2 + j) + q_second * _second(words, k2 + j, m)
-                s3 += q_first * _first(words, k3 + j) + q_second * _second(words, k3 + j, m)
-            scores[h, i], scores[h, i + 1], scores[h, i + 2], scores[h, i + 3] = s0, s1, s2, s3
-            s0, s2 = s1 if s1 > s0 else s0, s3 if s3 > s2 else s2  # here, the maximum costs nothing: it waits for no memory
-            s0 = s2 if s2 > s0 else s0
-            tops[h] = s0 if s0 > tops[h] else tops[h]
-
-
-@njit(inline="always", fastmath=FASTMATH)
-def _weights(scores, n, num_heads, tops, totals):
-    """Scores become weights e ** (score - top), not yet divided by their sum totals[h]. Padding up to a multiple of four is
-    0."""
-    for h in range(num_heads):
-        top = tops[h]
+def _weights(scores, n, num_tokens, tops, totals):
+    """Scores become weights e ** (score - top), not yet divided by their sum totals[h]; those past n become 0."""
+    for h in range(len(tops)):
+        top = np.float32(-np.inf)
+        for i in range(n):
+            top = scores[h, i] if scores[h, i] > top else top
         total = np.float32(0)
         for i in range(n):
             weight = _exp(scores[h, i] - top)
             scores[h, i] = weight
             total += weight
-        totals[h] = total
-        for i in range(n, n + UNROLL - 1):
+        tops[h], totals[h] = top, total
+        for i in range(n, num_tokens):
             scores[h, i] = np.float32(0)
 
 
 @njit(inline="always", fastmath=FASTMATH)
-def _weighted_values(words, offsets, n, values, weights, num_heads, group, width, half, acc):
-    """acc[h] = sum of weights[h, i] * value[i], in halves. Every token's values begin `values` words after its keys."""
-    m = uint64(half)
-    for h in range(num_heads):
-        for d in range(2 * half):
-            acc[h, d] = np.float32(0)
-    for i in range(0, n, UNROLL):
-        for ahead in range(i + AHEAD, i + AHEAD + UNROLL):
-            for line in range(0, num_heads // group * width, LINE):
-                _prefetch(words, uint64(offsets[ahead] + values + line))
+def _combine(piece_of, tops, totals, sums, out, stride, partner):
+    """Sequences that were cut: piece e is of sequence piece_of[e] (-1: unused), and a sequence's pieces are neighbours. Each
+    piece's weights are relative to its own top score; here they come to share one."""
+    num_pieces, num_heads = tops.shape
+    half = sums.shape[2] // 2
+    for e in range(num_pieces):
+        b = piece_of[e]
+        if b < 0 or (piece_of[:e] == b).any():
+            continue
         for h in range(num_heads):
-            head = h // group * width + values
-            v0, v1 = uint64(offsets[i] + head), uint64(offsets[i + 1] + head)
-            v2, v3 = uint64(offsets[i + 2] + head), uint64(offsets[i + 3] + head)
-            w0, w1, w2, w3 = weights[h, i], weights[h, i + 1], weights[h, i + 2], weights[h, i + 3]
+            top, total = np.float32(-np.inf), np.float32(0)
+            for k in range(e, num_pieces):
+                if piece_of[k] == b and tops[k, h] > top:
+                    top = tops[k, h]
+            for k in range(e, num_pieces):
+                if piece_of[k] == b:
+                    tops[k, h] = _exp(tops[k, h] - top)
+                    total += totals[k, h] * tops[k, h]
             for d in range(half):
-                j = uint64(d)
-                acc[h, d] += (
-                    w0 * _first(words, v0 + j)
-                    + w1 * _first(words, v1 + j)
-                    + w2 * _first(words, v2 + j)
-                    + w3 * _first(words, v3 + j)
-                )
-                acc[h, half + d] += (
-                    w0 * _second(words, v0 + j, m)
-                    + w1 * _second(words, v1 + j, m)
-                    + w2 * _second(words, v2 + j, m)
-                    + w3 * _second(words, v3 + j, m)
-                )
+                first, second = np.float32(0), np.float32(0)
+                for k in range(e, num_pieces):
+                    if piece_of[k] == b:
+                        first += sums[k, h, d] * tops[k, h]
+                        second += sums[k, h, half + d] * tops[k, h]
+                out[b, h, d * stride] = _narrow(first / total, out)
+                out[b, h, d * stride + partner] = _narrow(second / total, out)
 
 
 @functools.cache
-def paged_decode_kernel(head_dim: int, is_bfloat16: bool) -> Any:
-    """The compiled kernel for one head size; the size is a constant in it, so that its inner loops unroll.
+def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
+    """The compiled kernel for one head size and number of query heads that share a kv head: constants in it, because tiles are.
 
-    kernel(q [B, H, D] float32, words [flat view of the cache], block_tables [B, M], seq_lens [B], out [B, H, D] float32,
-           scale, window, block_size, num_kv_heads, num_workers)
+    kernel(q [B, H, D], words [flat view of the cache], block_tables [B, M] int32, seq_lens [B] int32, out [B, H, D], scale,
+           window, block_size, num_kv_heads, num_workers)
 
-    Work is split into num_workers shares of equal numbers of tokens: by sequences, or, when these are few, by (sequence, kv
-    head). The first call of each process loads the machine code from Numba's cache, or compiles it (some seconds).
+    q and out are float32, or uint16, the bits of bfloat16. A row of seq_len 0 is left as it is. IndexError for a block number
+    beyond the cache. Compiling takes some seconds; later processes load the machine code from Numba's cache.
     """
     half = head_dim // 2
     stride = 2 if is_bfloat16 else 1  # in the vector: element d of the first half is at d * stride, its partner `partner` later
     partner = 1 if is_bfloat16 else half
-    width = half if is_bfloat16 else head_dim
+    width = half if is_bfloat16 else head_dim  # words of a row of one kv head
+    lanes = num_lanes(half)
+    score_heads = _largest_divisor(group, lanes)
+    score_tokens = 1 << ((lanes // score_heads).bit_length() - 1)
+    value_heads = _largest_divisor(
+        group, max(1, 24 * lanes // head_dim)
+    )  # their sums stay in registers, of which AVX-512 has 32
 
-    def kernel(
-        q,
-        words,
-        block_tables,
-        seq_lens,
-        out,
-        scale,
-        window,
-        block_size,
-        num_kv_heads,
-        num_workers,
-    ):
-        num_seqs, num_q_heads = q.shape[0], q.shape[1]
-        group = num_q_heads // num_kv_heads
+    def kernel(q, words, block_tables, seq_lens, out, scale, window, block_size, num_kv_heads, num_workers):
+        num_heads = num_kv_heads * group
         row = num_kv_heads * width
-        values = len(words) // 2
-        parts = 1 if num_seqs >= 2 * num_workers else num_kv_heads  # pieces a sequence is cut into
-        heads = num_q_heads // parts
-        total, longest = np.int64(0), np.int64(0)
-        for b in range(num_seqs):
-            n = min(np.int64(seq_lens[b]), window)
-            total += n * parts
-            longest = max(longest, n)
+        values = len(words) // 2  # a token's values begin so many words after its keys
+        if block_tables.size > 0 and block_tables.max() >= values // (block_size * row):
+            raise IndexError("A block table names a block beyond the KV cache.")
+        total = np.int64(0)
+        for b in range(len(seq_lens)):
+            total += min(np.int64(seq_lens[b]), window)
+        share = -(-total // num_workers)
+        piece_of = np.full(2 * num_workers, -1, np.int64)  # the first and the last sequence of a worker may be cut
+        piece_tops = np.empty((2 * num_workers, num_heads), np.float32)
+        piece_totals = np.empty((2 * num_workers, num_heads), np.float32)
+        piece_sums = np.empty((2 * num_workers, num_heads, head_dim), np.float32)
         for worker in prange(num_workers):
-            offsets = np.empty(longest + UNROLL + AHEAD, np.int64)
-            scores = np.empty((heads, longest + UNROLL), np.float32)
-            q_halves = np.empty((heads, head_dim), np.float32)
-            acc = np.empty((heads, head_dim), np.float32)
-            tops, totals = np.empty(heads, np.float32), np.empty(heads, np.float32)
-            done = np.int64(0)
-            for b in range(num_seqs):
-                stop = np.int64(seq_lens[b])
-                n = min(stop, window)
-                for part in range(parts):
-                    middle = done + n // 2
-                    done += n
-                    if n == 0 or middle * num_workers // total != worker:
-                        continue
-                    _token_offsets(block_tables[b], stop - n, stop, block_size, row, part * (row // parts), offsets)
-                    for h in range(heads):
-                        for d in range(half):
-                            q_halves[h, d] = q[b, part * heads + h, d * stride] * scale
-                            q_halves[h, half + d] = q[b, part * heads + h, d * stride + partner] * scale
-                    _scores(words, offsets, n, q_halves, heads, group, width, half, scores, tops)
-                    _weights(scores, n, heads, tops, totals)
-                    _weighted_values(words, offsets, n, values, scores, heads, group, width, half, acc)
-                    for h in range(heads):
-                        inverse = np.float32(1) / totals[h]
-                        for d in range(half):
-                            out[b, part * heads + h, d * stride] = acc[h, d] * inverse
-                            out[b, part * heads + h, d * stride + partner] = acc[h, half + d] * inverse
+            capacity = -(-share // TILE) * TILE + TILE
+            offsets = np.empty(capacity + AHEAD, np.int64)
+            scores = np.empty((num_heads, capacity), np.float32)
+            q_halves = np.empty((num_heads, head_dim), np.float32)
+            sums = np.empty((num_heads, head_dim), np.float32)
+            tops, totals = np.empty(num_heads, np.float32), np.empty(num_heads, np.float32)
+            before = np.int64(0)  # tokens of the sequences before b
+            for b in range(len(seq_lens)):
+                length = min(np.int64(seq_lens[b]), window)
+                begin = max(worker * share - before, 0)
+                end = min((worker + 1) * share - before, length)
+                before += length
+                n = end - begin
+                if n <= 0:
+                    continue
+                _token_offsets(block_tables[b], seq_lens[b] - length + begin, n, block_size, row, offsets)
+                for h in range(num_heads):
+                    for d in range(half):
+                        q_halves[h, d] = _widen(q[b, h, d * stride]) * scale
+                        q_halves[h, half + d] = _widen(q[b, h, d * stride + partner]) * scale
+                num_tokens = -(-n // TILE) * TILE
+                for i in range(0, num_tokens, score_tokens):
+                    for h in range(0, num_heads, score_heads):
+                        head = h // group * width
+                        score_tile(words, offsets, i, head, q_halves, h, scores, head_dim, score_heads, score_tokens)
+                _weights(scores, n, num_tokens, tops, totals)
+                sums[:] = np.float32(0)
+                for i in range(0, num_tokens, TILE):
+                    for h in range(0, num_heads, value_heads):
+                        head = h // group * width + values
+                        value_tile(words, offsets, i, head, scores, h, sums, head_dim, value_heads, TILE)
+                if n < length:
+                    piece = 2 * worker + (1 if begin == 0 else 0)
+                    piece_of[piece], piece_tops[piece], piece_totals[piece], piece_sums[piece] = b, tops, totals, sums
+                    continue
+                for h in range(num_heads):
+                    for d in range(half):
+                        out[b, h, d * stride] = _narrow(sums[h, d] / totals[h], out)
+                        out[b, h, d * stride + partner] = _narrow(sums[h, half + d] / totals[h], out)
+        _combine(piece_of, piece_tops, piece_totals, piece_sums, out, stride, partner)
 
-    return _compiled(kernel)
+    element, word = (types.uint16, types.uint32) if is_bfloat16 else (types.float32, types.float32)
+    integers = [types.int64] * 4
+    queries, cache, tables = types.Array(element, 3, "A"), types.Array(word, 1, "C"), types.Array(types.int32, 2, "C")
+    lengths, outputs = types.Array(types.int32, 1, "C"), types.Array(element, 3, "C")
+    return _compiled(kernel, types.void(queries, cache, tables, lengths, outputs, types.float32, *integers), parallel=True)
 
 
-def _compiled(function):
-    """Numba's parallel compiler, with its cache on disk: beside this file, or in the user's cache folder when that is
-    read-only. Where neither can be written, each process compiles anew."""
-    options = {"parallel": True, "nogil": True, "fastmath": FASTMATH}
+@functools.cache
+def write_kv_kernel(is_bfloat16: bool) -> Any:
+    """kernel(key, value [T, num_kv_heads, words of a head], words [flat view of the cache], slots [T] int64): `write_kv`, over
+    4-byte words. IndexError, and nothing written, if a slot is not in the cache."""
+
+    def kernel(key, value, words, slots):
+        num_tokens, num_kv_heads, width = key.shape
+        row, values = num_kv_heads * width, len(words) // 2
+        for t in range(num_tokens):
+            if slots[t] < 0 or (slots[t] + 1) * row > values:
+                raise IndexError("A slot of slot_mapping is not in the KV cache.")
+        for t in range(num_tokens):
+            for h in range(num_kv_heads):
+                start = slots[t] * row + h * width
+                for d in range(width):
+                    words[start + d] = key[t, h, d]
+                    words[values + start + d] = value[t, h, d]
+
+    word = types.uint32 if is_bfloat16 else types.float32
+    new, cache, slots = types.Array(word, 3, "A"), types.Array(word, 1, "C"), types.Array(types.int64, 1, "C")
+    return _compiled(kernel, types.void(new, new, cache, slots), parallel=False)
+
+
+def _largest_divisor(n: int, limit: int) -> int:
+    return max(d for d in range(1, min(n, limit) + 1) if n % d == 0)
+
+
+def _compiled(function, signature, parallel):
+    """Numba's compiler, with its cache on disk: beside this file, or in the user's cache folder when that is read-only. Where
+    neither can be written, each process compiles anew."""
+    options = {"parallel": parallel, "nogil": True, "fastmath": FASTMATH}
     try:
-        return njit(cache=True, **options)(function)
+        return njit(signature, cache=True, **options)(function)
     except RuntimeError:  # Numba: "no locator available"
-        return njit(**options)(function)
+        return njit(signature, **options)(function)

@@ -41,8 +41,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """What ptxas reports of a kernel. registers: of a thread, 255 at most.   spilled_bytes: stores of a thread to memory for want
-    of registers.   shared_memory: bytes of a program, without what is asked for at launch.   ptx: its assembly."""
+    """What ptxas reports of a kernel. registers: of a thread, 255 at most.   spilled_bytes: what a thread puts into memory for
+    want of registers.   shared_memory: bytes of a program.   ptx: its assembly."""
 
     name: str
     registers: int

@@ -337,9 +337,7 @@ def limits_of(device: torch.device) -> Limits:
     properties = torch.cuda.get_device_properties(device)
     capability = (properties.major, properties.minor)
     known = _SHARED_MEMORY.get(capability, _SMALLEST)  # a torch too old to say
-    return Limits(
-        capability, getattr(properties, "shared_memory_per_block_optin", known), properties.multi_processor_count
-    )
+    return Limits(capability, getattr(properties, "shared_memory_per_block_optin", known), properties.multi_processor_count)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,9 @@ class Scheduler:
         changed, if there is no room. The worker is told everything: it does not know the request, or has dropped it."""
         if not self.can_admit(request, hits) or self._allocate(request, n, hits) is None:
             return False
-        self.waiting.remove(request)
+        if (head := self.waiting.pop()) is not request:
+            self.waiting.prepend(head)
+            raise ValueError(f"admit() got {request.request_id!r}; {head.request_id!r} is next in line. Nobody overtakes.")
         self.running.append(request)
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_cached_tokens

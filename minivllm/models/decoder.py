@@ -95,12 +95,16 @@ class Decoder(nn.Module):
         """Logits [T, vocab_size] of one whole sequence, token_ids [T] int64, computed from nothing: no cache, naive attention.
         What Labs 01 and 02 call, and the oracle the paged path is tested against.
         """
-        x = F.embedding(token_ids, self.embed_tokens)
         positions = torch.arange(len(token_ids), device=token_ids.device)
+        return self.logits(self.run_layers(F.embedding(token_ids, self.embed_tokens), positions, causal_attention))
+
+    def run_layers(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """The layers and the last norm over embeddings x [T, hidden] -> [T, hidden]. `attend` is called once a layer, in
+        order."""
         cos, sin = rotary_table(positions, self.frequencies, x.dtype)
         for layer in self.layers:
-            x = layer(x, cos, sin, causal_attention)
-        return self.logits(rms_norm(x, self.norm, self.config.rms_norm_eps))
+            x = layer(x, cos, sin, attend)
+        return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of this model's Hugging Face checkpoint: its name there and the memory it goes to, often a slice."""

@@ -1,5 +1,5 @@
-"""What the figures of `timeline.py` show, in words and from the same data: for readers who do not see them, and for places where
-a picture does not render. Pure Python.
+"""What the figures of `timeline.py` show, in words and from the same data: for readers who do not see them, and where a picture
+does not render. Pure Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def timeline_alt_text(trace: Trace) -> str:
             hit = f", {request.num_cached_tokens} of them cached" if request.num_cached_tokens else ""
             parts.append(
                 f"Request {request.request_id} ({request.num_prompt_tokens} prompt tokens{hit}) arrives at"
-                f" {_ms(request.arrival)}, {first}, {ended} after {_count(request.num_output_tokens, 'output token')}{gave_way}."
+                f" {_ms(request.arrival)}, {first}, {ended} after {_count(request.num_output_tokens, 'token')}{gave_way}."
             )
     elif every:
         first_tokens = ttft(trace)
@@ -70,8 +70,8 @@ def block_map_alt_text(trace: Trace) -> str:
     share = f" ({held[fullest] / usable:.0%})" if usable else ""
     return (
         f"Block map: a row for each KV block, a column for each of {_count(len(held), 'step')}, coloured by the request that"
-        f" holds it. At the end of step {fullest} the most are held, {held[fullest]} of {usable}{share}. At most {max(shared)} are"
-        f" shared by several requests. {_count(evicted, 'cached block')} evicted. {_preemptions(trace)}"
+        f" holds it. At the end of step {fullest} the most are held, {held[fullest]} of {usable}{share}. At most"
+        f" {max(shared)} are shared by several requests. {_count(evicted, 'cached block')} evicted. {_preemptions(trace)}"
     )
 
 

@@ -13,20 +13,20 @@ height or marker too, and the colours (Okabe and Ito's) differ in lightness.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.metrics import percentile
 from minivllm.observe.captions import block_map_alt_text, budget_alt_text, itl_alt_text, timeline_alt_text
 from minivllm.observe.lanes import DECODE, IDLE, PREEMPTED, PREFILL, WAITING, Lane, lanes
+from minivllm.observe.palette import BLUE, FREE_COLOR, GREEN, ORANGE, PINK, RED, SHARED_COLOR, owner_color
 from minivllm.observe.trace import StepRecord, Trace
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442"
-OWNER_COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, "#8C6BB1", "#A6761D")
-SHARED_COLOR, FREE_COLOR = "#3A3A3A", "#FFFFFF"
 WIDTH = 7.4  # inches: the width of a notebook's cell
 
 # kind -> colour, hatch, height of the bar in its lane
@@ -121,7 +121,7 @@ def plot_block_map(trace: Trace, ax: Axes | None = None, *, x: str = "step") -> 
         extent=(0, num_steps, 0.5, num_rows + 0.5),
     )
     for text, step, row in _owner_labels(grid, owners):
-        ax.text(step, row, text, ha="center", va="center", fontsize=7, color="black", bbox=_LABEL_BOX)
+        ax.text(step, row, text, ha="center", va="center", fontsize=7, color="black", bbox=_LABEL_BOX, zorder=5)
     lost = [(place + 0.5, block) for place, step in enumerate(trace.steps) for block in step.evicted]
     _mark(ax, lost, "x", "black", "cached block evicted", size=9, edge=0.7)
     for place, step in enumerate(trace.steps):
@@ -140,23 +140,28 @@ def plot_block_map(trace: Trace, ax: Axes | None = None, *, x: str = "step") -> 
 
 
 def plot_itl(trace: Trace, ax: Axes | None = None) -> Axes:
-    """The latency of each token of the requests that ended, at the time it came: since the token before, or since arrival for
-    the first. Tokens whose step also computed prompt tokens are told apart: a prefill beside you is what you wait for."""
+    """The latency of each token at the time it came: since the token before, or since arrival for the first. Told apart are
+    tokens whose step computed somebody's prompt too (a prefill beside you is what you wait for), and those before which their
+    own request was preempted."""
     ax = ax or _new_axes(height=3.1)
-    first, alone, beside = _latency_points(trace)
-    for points, marker, color, label, size in (
-        (alone, "o", ORANGE, "between tokens, decodes only", 13),
-        (beside, "^", BLUE, "between tokens, with a prefill in the step", 22),
-        (first, "D", GREEN, "first token (TTFT)", 22),
+    points = _latency_points(trace)
+    for kind, marker, color, label, size in (
+        (_ALONE, "o", ORANGE, "ITL, all decode", 13),
+        (_BESIDE, "^", BLUE, "ITL, a prefill in the step", 22),
+        (_AFTER_PREEMPTION, "X", RED, "ITL, preempted before it", 30),
+        (_FIRST, "D", GREEN, "TTFT", 22),
     ):
-        _mark(ax, points, marker, color, label, size=size, edge=0.3)
-    gaps = [latency for _, latency in alone + beside]
-    for p, style in ((50, ":"), (99, "--")) if gaps else ():
+        _mark(ax, points[kind], marker, color, label, size=size, edge=0.3)
+    gaps = [latency for kind in (_ALONE, _BESIDE, _AFTER_PREEMPTION) for _, latency in points[kind]]
+    for p, style, side in ((50, ":", "top"), (99, "--", "bottom")) if gaps else ():
         value = percentile(gaps, p)
-        ax.axhline(value, color="#555555", linewidth=0.9, linestyle=style, label=f"ITL p{p}: {value:.3g} ms")
-    every = [latency for _, latency in first + alone + beside if latency > 0]
+        ax.axhline(value, color="#555555", linewidth=0.9, linestyle=style)
+        text = f"ITL p{p}\n{value:.3g} ms"
+        ax.text(1.005, value, text, fontsize=7, ha="left", va=side, transform=ax.get_yaxis_transform())
+    every = [latency for kind in points for _, latency in points[kind] if latency > 0]
     if every and max(every) > 20 * percentile(every, 50):
         ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
         ax.set_ylim(bottom=0)
     ax.set_ylabel("latency of the token (ms)")
@@ -251,16 +256,12 @@ def _owner_grid(trace: Trace, owners: Sequence[str]) -> np.ndarray:
 
 
 def _colored(grid: np.ndarray, num_owners: int) -> np.ndarray:
-    """[blocks, steps, 3]: neighbours in arrival differ in colour, and every round of colours is lighter than the one before."""
+    """[blocks, steps, 3]: red, green and blue."""
     import numpy as np
     from matplotlib.colors import to_rgb
 
-    table = []
-    for i in range(num_owners):
-        lighter = 0.25 * (i // len(OWNER_COLORS) % 3)
-        table.append([c + (1 - c) * lighter for c in to_rgb(OWNER_COLORS[i % len(OWNER_COLORS)])])
-    table += [list(to_rgb(SHARED_COLOR)), list(to_rgb(FREE_COLOR))]  # found at -2 and -1
-    return np.array(table)[grid]
+    colors = [owner_color(i) for i in range(num_owners)] + [SHARED_COLOR, FREE_COLOR]  # the last two are found at -2 and -1
+    return np.array([to_rgb(color) for color in colors])[grid]
 
 
 def _owner_labels(grid: np.ndarray, owners: Sequence[str]) -> list[tuple[str, float, float]]:
@@ -273,31 +274,46 @@ def _owner_labels(grid: np.ndarray, owners: Sequence[str]) -> list[tuple[str, fl
         rows, steps = np.nonzero(grid == number)
         if not len(rows):
             continue
-        middle = np.median(steps)
-        at = rows[steps == steps[np.abs(steps - middle).argmin()]]
-        row, step = float(np.median(at)) + 1, float(middle) + 0.5
+        step, row = _middle_of_patch(rows, steps)
         width, height = 0.02 + 0.012 * len(name), 0.05
         if all(abs(step - s) > width * num_steps or abs(row - r) > height * num_rows for _, s, r in placed):
             placed.append((name, step, row))
     return placed
 
 
-Points = list[tuple[float, float]]
+def _middle_of_patch(rows: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
+    """(step, block) in the longest run of neighbouring blocks; of equal ones, in the step that is nearest to the middle."""
+    import numpy as np
+
+    best = (0, 0.0, 0.0, 0.0)  # length, closeness, step, block
+    for step in np.unique(steps):
+        held = np.sort(rows[steps == step])
+        for run in np.split(held, np.nonzero(np.diff(held) > 1)[0] + 1):
+            best = max(best, (len(run), -abs(step - np.median(steps)), step + 0.5, run.mean() + 1))
+    return best[2], best[3]
 
 
-def _latency_points(trace: Trace) -> tuple[Points, Points, Points]:
-    """(time, ms) of first tokens, of tokens whose step only decoded, and of tokens with a prefill beside them."""
-    first: Points = []
-    alone: Points = []
-    beside: Points = []
-    prefill_ends = {round(step.end, 9) for step in trace.steps if step.num_prefill_tokens}
-    for request in trace.requests.values():
-        if request.finish is None or request.first_token is None or request.ttft is None:
-            continue
-        first.append((request.first_token, request.ttft * 1000))
-        for time, latency in zip(request.token_times[1:], request.itl, strict=True):
-            (beside if round(time, 9) in prefill_ends else alone).append((time, latency * 1000))
-    return first, alone, beside
+_ALONE, _BESIDE, _AFTER_PREEMPTION, _FIRST = "alone", "beside a prefill", "after a preemption", "first"
+
+
+def _latency_points(trace: Trace) -> dict[str, list[tuple[float, float]]]:
+    """(time, ms) of every token, by what happened in its step."""
+    points: dict[str, list[tuple[float, float]]] = {_ALONE: [], _BESIDE: [], _AFTER_PREEMPTION: [], _FIRST: []}
+    num_seen = dict.fromkeys(trace.requests, 0)
+    for step in trace.steps:
+        for request_id, tokens in step.sampled.items():
+            request, seen = trace.requests[request_id], num_seen[request_id]
+            num_seen[request_id] += len(tokens)
+            times = request.token_times[seen : seen + len(tokens)]
+            if seen == 0 and request.ttft is not None:
+                points[_FIRST].append((times[0], request.ttft * 1000))
+            if seen == 0 or not step.num_prefill_tokens:
+                kind = _ALONE
+            else:
+                kind = _AFTER_PREEMPTION if step.tokens[request_id].is_prefill else _BESIDE
+            since = request.token_times[max(0, seen - 1) : seen]
+            points[kind] += [(after, (after - before) * 1000) for before, after in pairwise(since + times)]
+    return points
 
 
 # ---------------------------------------------------------------------- common to all
@@ -314,17 +330,24 @@ def _extent(place: int, step: StepRecord, index: int) -> tuple[float, float]:
     return (step.start, step.end) if index else (place, place + 1)
 
 
-def _new_axes(height: float) -> Axes:
+def new_figure(height: float, ratios: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
+    """A figure as wide as a notebook's cell, with one axes above the other in the given ratios of height. It is not pyplot's,
+    so nothing is kept alive or shown by itself."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Figures of a trace need matplotlib: pip install 'minivllm[labs]'") from error
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")  # not pyplot's: nothing is kept alive or shown by itself
-    ax = figure.subplots()
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", color="#dddddd", linewidth=0.8)
-    ax.set_axisbelow(True)
-    return ax
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    every = list(figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0])
+    for ax in every:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="y", color="#dddddd", linewidth=0.8)
+        ax.set_axisbelow(True)
+    return figure, every
+
+
+def _new_axes(height: float) -> Axes:
+    return new_figure(height)[1][0]
 
 
 def _mark(

@@ -25,7 +25,7 @@ def keep_tokens(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tenso
 def mask_tokens(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Remove token token_ids[i] from row rows[i], for every i (`bad_words`: a text's last token where the others stand before;
     `min_tokens`: the end tokens while the output is too short)."""
-    return logits.index_put((rows, token_ids), logits.new_tensor(REMOVED))
+    return logits.index_put((rows, token_ids), logits.new_full((), REMOVED))
 
 
 def add_bias(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

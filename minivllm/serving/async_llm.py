@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ from minivllm.config import EngineConfig
 from minivllm.core.step import EngineCoreOutput, EngineCoreRequest, FinishReason
 from minivllm.generation_config import default_sampling_params
 from minivllm.input_processor import InputProcessor, Prompt, end_token_ids
+from minivllm.llm import load_tokenizer, model_folder
 from minivllm.output_processor import OutputKind, OutputProcessor
 from minivllm.outputs import RequestOutput
 from minivllm.sampling_params import SamplingParams
@@ -36,11 +36,15 @@ from minivllm.text.tokenizer import Tokenizer
 logger = logging.getLogger("minivllm")
 
 
+class RequestAbortedError(RuntimeError):
+    """`AsyncLLM.abort` ended the request; its reader is told so."""
+
+
 class OutputStream:
     """The outputs of one request, for one reader: an async iterator that ends after the last.
 
-    It holds *one* output at most. What comes while nobody reads is added to it, so a slow reader gets fewer and longer pieces, holds
-    up nobody, and costs no more memory than the text it has not read.
+    It holds *one* output at most. What comes while nobody reads is added to it, so a slow reader gets fewer and longer pieces,
+    holds up nobody, and costs no more memory than the text it has not read.
     """
 
     def __init__(self, request_id: str, close: Callable[[str], None]) -> None:
@@ -138,7 +142,8 @@ class Observer(Protocol):
 
 
 class AsyncLLM:
-    """A model behind an event loop. Nothing is started before `start` (or `async with`), which must be called in the loop that uses it.
+    """A model behind an event loop. Nothing is started before `start` (or `async with`), which must be called in the loop that
+    uses it.
 
     model, settings: as for LLM; "echo" and "echo:MS" are the model of `echo_model.py`.
     components: a folder of replaced parts (not objects: they are loaded in the core's process).
@@ -164,21 +169,21 @@ class AsyncLLM:
         self._observer = observer
         self._client = CoreClient(self._core_died)
         self._router = OutputRouter(self._abort)
-        self._user_ids: dict[str, str] = {}  # of the open requests: user's id -> internal id
+        self._user_ids: dict[str, str] = {}  # of the open requests, by internal id
         self._counter = itertools.count()
         self._output_task: asyncio.Task[None] | None = None
 
     async def start(self) -> AsyncLLM:
-        """Start the engine core and wait until it is ready; its progress is logged. Raises ValueError, OSError or EngineDeadError
-        for what it fails with."""
+        """Start the engine core and wait until it is ready; its progress is logged. Raises ValueError, OSError or
+        EngineDeadError for what it fails with."""
         config = self.config
         echo = echo_model.is_echo(config.model)
         if echo:
-            echo_model.step_seconds(config.model)
+            echo_model.check(config)
         # Fetching takes long: off the loop, so that Ctrl-C and the rest of the program are heard meanwhile.
-        folder = None if echo else await asyncio.to_thread(_resolve_model, config)
+        folder = None if echo else await asyncio.to_thread(model_folder, config)
         self.model_path = folder
-        self.tokenizer = echo_model.make_tokenizer() if echo else _load_tokenizer(config, folder)
+        self.tokenizer = echo_model.make_tokenizer() if echo else load_tokenizer(config, folder)
         logger.info("Loading %s.", config.model)
         ready = await self._client.start(config, self._components)
         self.config = ready.config
@@ -229,7 +234,7 @@ class AsyncLLM:
         if self.dead is not None:
             raise self.dead
         user_id = f"{next(self._counter)}" if request_id is None else request_id
-        if user_id in self._user_ids:
+        if user_id in self._user_ids.values():
             raise ValueError(f"request_id {user_id!r} is in use: wait until that request ends, abort it, or choose another.")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         is_conversation = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
@@ -237,7 +242,7 @@ class AsyncLLM:
         request = self._input_processor.process(user_id, text, params, priority=priority)
         self._output_processor.add_request(request, kind)
         stream = self._router.open(request.request_id)
-        self._user_ids[user_id] = request.request_id
+        self._user_ids[request.request_id] = user_id
         for core in request.cores:
             if self._observer is not None:
                 self._observer.added(core)
@@ -246,9 +251,9 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End the request that was opened under this id; its reader is told so by an error. Unknown ids are skipped."""
-        if (internal := self._user_ids.get(request_id)) is not None:
+        for internal in [key for key, user_id in self._user_ids.items() if user_id == request_id]:
             self._abort(internal)
-            self._router.fail(asyncio.CancelledError(f"Request {request_id!r} was aborted."), internal)  # type: ignore[arg-type]
+            self._router.fail(RequestAbortedError(f"Request {request_id!r} was aborted."), internal)
 
     def render_chat(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         """A conversation as a prompt. options: `text.chat.render_chat`'s."""
@@ -321,7 +326,7 @@ class AsyncLLM:
             self._end_in_core(processed.to_abort, FinishReason.STOP)
         for request_id, output in processed.outputs:
             if output.finished:
-                self._user_ids.pop(output.request_id, None)
+                self._user_ids.pop(request_id, None)
             self._router.route(request_id, output)
 
     def _refuse(self, report: wire.Refused) -> None:
@@ -332,8 +337,7 @@ class AsyncLLM:
     def _abort(self, request_id: str) -> None:
         """Forget a request here, and have the core free its blocks before its next step."""
         core_ids = self._output_processor.abort([request_id])
-        user_id = next((user for user, internal in self._user_ids.items() if internal == request_id), None)
-        self._user_ids.pop(user_id or "", None)
+        self._user_ids.pop(request_id, None)
         if core_ids:
             self._end_in_core(core_ids, FinishReason.ABORT)
 
@@ -350,18 +354,6 @@ class AsyncLLM:
         self._router.fail(error)
         if self.on_death is not None:
             self.on_death(error)
-
-
-def _resolve_model(config: EngineConfig) -> Path | None:
-    from minivllm.llm import model_folder
-
-    return model_folder(config)
-
-
-def _load_tokenizer(config: EngineConfig, folder: Path | None) -> Tokenizer | None:
-    from minivllm.llm import load_tokenizer
-
-    return load_tokenizer(config, folder)
 
 
 def _parts_of_the_front_end(folder: Path | None, parts: Mapping[str, wire.Part]) -> Components:
@@ -387,4 +379,4 @@ class _StandIn:
         raise RuntimeError(f"{self.__qualname__} runs in the engine core's process.")
 
 
-__all__ = ["AsyncLLM", "EngineDeadError", "Observer", "OutputRouter", "OutputStream"]
+__all__ = ["AsyncLLM", "EngineDeadError", "Observer", "OutputRouter", "OutputStream", "RequestAbortedError"]

@@ -1,8 +1,8 @@
-"""CoreClient: the front end's hold on the engine core's process. It starts it, talks to it, and notices when it dies. Labs: built
-by none. May not know HTTP, text, or torch.
+"""CoreClient: the front end's hold on the engine core's process. It starts it, talks to it, and notices when it dies. Labs:
+built by none. May not know HTTP, text, or torch.
 
-It is a process of its own started from scratch, not a fork: a fork of a program with threads (torch's, a notebook's) is broken, and
-nothing of the program that embeds it has to be importable in the child.
+It is a process of its own started from scratch, not a fork: a fork of a program with threads (torch's, a notebook's) is broken,
+and nothing of the program that embeds it has to be importable in the child.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class CoreClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: str | None = None  # of the sockets
         self._context: zmq.Context[Any] | None = None
+        self._is_ready = False
         self._is_closing = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self.last_sign_of_life = 0.0
@@ -82,6 +83,7 @@ class CoreClient:
         try:
             async for report in self.reports():
                 if isinstance(report, wire.Ready):
+                    self._is_ready = True
                     return report
                 if isinstance(report, wire.Failed):
                     self._is_closing = True
@@ -94,7 +96,8 @@ class CoreClient:
     def send(self, command: wire.Command) -> None:
         """Never waits: ZeroMQ queues it. A dead core's commands go nowhere; whoever waits for an answer has been told."""
         if self.dead is None and not self._is_closing:
-            self._commands.send(wire.encode(command), zmq.NOBLOCK)
+            with contextlib.suppress(zmq.Again):  # nobody is at the other end: it is dying, and the watcher will tell
+                self._commands.send(wire.encode(command), zmq.NOBLOCK)
 
     async def call(self, method: str) -> Any:
         """Ask the core; answered between its steps. Raises EngineDeadError."""
@@ -140,8 +143,11 @@ class CoreClient:
     async def close(self) -> None:
         """End the process, by force if it does not listen. Safe to call twice."""
         if self._process is not None and self._process.poll() is None:
-            self.send(wire.Shutdown())
+            if self._is_ready:
+                self.send(wire.Shutdown())
             self._is_closing = True
+            if not self._is_ready:
+                self._close_stdin()  # it is loading, and listens to nothing else
             deadline = time.monotonic() + GRACE_SECONDS
             while self._process.poll() is None and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
@@ -149,9 +155,7 @@ class CoreClient:
                 self._process.kill()
                 self._process.wait()
         self._is_closing = True
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        self._close_stdin()
         if self._context is not None:
             self._commands.close(0)
             self._reports.close(0)
@@ -160,6 +164,11 @@ class CoreClient:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    def _close_stdin(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """A thread that waits for the end of the process: nothing is quicker to know."""

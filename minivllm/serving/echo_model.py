@@ -22,6 +22,9 @@ MAX_MODEL_LEN = 4096
 NUM_BLOCKS = 2048
 _SPECIAL = ("<|bos|>", "<|end|>")
 _PRINTABLE = 95  # ASCII from the space to "~": the tokens that the model says
+_OF_WEIGHTS = (
+    "tokenizer", "dtype", "load_format", "device", "attention_backend", "kv_cache_memory_bytes", "gpu_memory_utilization",
+)  # fmt: skip
 _TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
@@ -31,8 +34,17 @@ def is_echo(model: str) -> bool:
     return model == "echo" or model.startswith("echo:")
 
 
+def check(config: EngineConfig) -> None:
+    """Raises ValueError for a setting that has nothing to act on, and for a step time that is no number."""
+    step_seconds(config.model)
+    default = EngineConfig()
+    for name in _OF_WEIGHTS:
+        if (value := getattr(config, name)) != getattr(default, name):
+            raise ValueError(f"{name}={value!r} has no meaning for the echo model, which has no weights; leave it out.")
+
+
 def step_seconds(model: str) -> float:
-    """0.02 for "echo:20". Raises ValueError for what is no number."""
+    """0.02 for "echo:20"."""
     text = model.partition(":")[2] or "0"
     try:
         milliseconds = float(text)

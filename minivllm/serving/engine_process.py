@@ -5,9 +5,9 @@
     commands --> [ take all there are | wait if there is nothing to do ] --> EngineCore.step() --> reports
                    Add, Abort, Call, Shutdown                                 Outputs, Refused, Reply
 
-Commands are taken between steps, so an abort frees its blocks before the next one. Nothing here waits for the front end: reports go
-into ZeroMQ's queue, whose own thread sends them. The process ends when told to, or when its stdin does: nobody leaves it
-behind by being killed.
+Commands are taken between steps, so an abort frees its blocks before the next one. Nothing here waits for the front end:
+reports go into ZeroMQ's queue, whose own thread sends them. The process ends when told to, or when its stdin does: nobody
+leaves it behind by being killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 import zmq
 
 from minivllm.components import Components
-from minivllm.config import EngineConfig
 from minivllm.core.engine_core import EngineCore, apply_capabilities
 from minivllm.core.step import EngineCoreOutput, Executor, FinishReason, SchedulerOutput, StepHandle
 from minivllm.serving import echo_model, wire
@@ -169,7 +168,8 @@ class CountingExecutor:
 
 
 class Reports:
-    """The way to the front end. A ZeroMQ socket belongs to one thread; the log and the heartbeat come from any, so it is locked."""
+    """The way to the front end. A ZeroMQ socket belongs to one thread; the log and the heartbeat come from any, so it is
+    locked."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -279,7 +279,8 @@ def _beat(loop: CoreLoop, reports: Reports) -> None:
 
 def _end_with_stdin() -> None:
     """The front end holds the other end of stdin; however it dies, the system closes it."""
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not sys.stdin: its lock would be held while Python shuts down
+        pass
     os._exit(1)
 
 

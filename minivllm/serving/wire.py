@@ -1,7 +1,7 @@
 """The messages between the front end and the engine core's process, and their bytes. The only place that knows msgspec.
 
-Labs: built by none. May not know sockets or processes. A message is one MessagePack object, tagged with its type; what is in it are
-the core's own dataclasses, so nothing is translated on the way.
+Labs: built by none. May not know sockets or processes. A message is one MessagePack object, tagged with its type; what is in it
+are the core's own dataclasses, so nothing is translated on the way.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Part(msgspec.Struct):
 
 
 class Ready(_Message):
-    """The core serves. config: settled.   vocab_size, eos_token_ids: the model's.   num_blocks: of the pool, null block included.
+    """The core serves. config: settled.   vocab_size, eos_token_ids: the model's.   num_blocks: of the pool, null block
+    included.
     parts: seam -> what is plugged in, where it is not ours."""
 
     config: EngineConfig
@@ -96,7 +97,8 @@ class Failed(_Message):
 
 
 class CoreStats(msgspec.Struct):
-    """The core after a step, or after it became idle. Counts of requests and blocks are of now, the others since the last report.
+    """The core after a step, or after it became idle. Counts of requests and blocks are of now, the others since the last
+    report.
 
     prefix_queries, prefix_hits: prompt tokens of the requests admitted, and how many of them were found in the prefix cache.
     """

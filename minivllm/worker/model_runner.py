@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from inspect import isfunction
 from typing import Any
 
@@ -33,9 +34,12 @@ from minivllm.models.weights import load_model
 from minivllm.sampling.sampler import INVALID, Penalties, Sampler, SamplerOutput, SamplingMetadata
 from minivllm.sampling_params import SamplingParams
 from minivllm.worker.device import choose_device, choose_dtype, limit_threads
+from minivllm.worker.gpu_memory import GRAPHS, costliest_sampling, free_for_kv_cache, largest_step
+from minivllm.worker.graphs import GraphRunner, compiled, decode_step
 from minivllm.worker.input_batch import InputBatch, PenaltyInputs, StepInputs
 from minivllm.worker.kv_cache import allocate_kv_caches, num_kv_blocks
 from minivllm.worker.prompt_logprobs import PromptLogprobs
+from minivllm.worker.transfer import to_device
 
 logger = logging.getLogger("minivllm")
 
@@ -72,16 +76,37 @@ class ModelRunner:
         sampler = components.pick("sampler")
         self.sampler = sampler() if isinstance(sampler, type) else sampler
 
+        self.graphs: GraphRunner | None = None  # recorded in warm_up(); until then, and without them, every step is eager
+        self._uses_graphs = self._can_use_graphs(components)
         gpu_memory = None if self.device_type == "cpu" else self._gpu_memory_for_kv()
         self.num_blocks = num_kv_blocks(config, self.model_config, self.dtype, gpu_memory)
         self.kv_caches = allocate_kv_caches(self.num_blocks, config.block_size, self.model_config, self.dtype, self.device)
         assert config.max_num_seqs is not None
         longest = config.max_model_len or min(self.max_model_len, (self.num_blocks - 1) * config.block_size)
         self.batch = InputBatch(config.max_num_seqs, longest, config.block_size, components.pick("slot_mapping"))
+        if self._uses_graphs:
+            step = partial(decode_step, self.model, self.kv_caches)
+            step = compiled(step) if config.torch_compile else step
+            self.graphs = components.pick("graph_runner")(step, config.max_num_seqs, self.batch.max_blocks, self.device)
         self._prompt_logprobs = PromptLogprobs(self.model.logits)
         self._submitted: tuple[StepInputs, torch.Tensor] | None = None  # hidden states of the tokens to sample from
         self._in_flight: _StepInFlight | None = None
         logger.info("%s", self.describe())
+
+    def _can_use_graphs(self, components: Components) -> bool:
+        """On a GPU unless told otherwise. On a CPU only to try a graph_runner component: nothing is gained there."""
+        config, backend = self.config, self.model.attention_backend
+        if config.enforce_eager and "graph_runner" in components:
+            raise ValueError("enforce_eager=True runs without graphs, and a graph_runner component is given. Leave one out.")
+        if config.torch_compile and self.device_type == "cpu":
+            raise ValueError("torch_compile=True is for CUDA. On a CPU leave it out, and see `minivllm compile --help`.")
+        if config.enforce_eager:
+            return False
+        if self.device_type == "cpu":
+            return "graph_runner" in components
+        if not backend.is_capturable:
+            logger.info("CUDA graphs are off: attention %s cannot be captured.", backend.name)
+        return backend.is_capturable
 
     def describe(self) -> str:
         """The choices made here, in one line."""
@@ -136,6 +161,7 @@ class ModelRunner:
         """Let go of the weights and the KV cache. The runner cannot be used afterwards."""
         self._submitted = self._in_flight = None
         self.kv_caches = []
+        self.graphs = None
         del self.model, self._prompt_logprobs
         if self.device_type == "cuda":
             torch.cuda.empty_cache()
@@ -165,19 +191,27 @@ class ModelRunner:
         self.batch.update(SchedulerOutput(0, finished_req_ids=[_WARM_UP_ID]))
         for cache in self.kv_caches:
             cache[:, : len(blocks) + 1] = 0
+        if self.graphs is not None:
+            self.graphs.capture()
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Hidden states [T, hidden_size] of a step, to be used before the next one."""
+        if self.graphs is not None and (replayed := self.graphs.run(inputs)) is not None:
+            return replayed
+        arrays = (inputs.input_ids, inputs.positions, inputs.query_start_loc, inputs.seq_lens)
+        input_ids, positions, query_start_loc, seq_lens, block_tables, slot_mapping = to_device(
+            [*arrays, inputs.block_tables, inputs.slot_mapping], self.device
+        )
         meta = AttentionMetadata(
             num_decodes=inputs.num_decodes,
             num_tokens=len(inputs.input_ids),
-            query_start_loc=self._to_device(inputs.query_start_loc),
-            seq_lens=self._to_device(inputs.seq_lens),
-            block_tables=self._to_device(inputs.block_tables),
-            slot_mapping=self._to_device(inputs.slot_mapping),
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_tables=block_tables,
+            slot_mapping=slot_mapping,
             query_start_loc_np=inputs.query_start_loc,
             seq_lens_np=inputs.seq_lens,
         )
-        input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
         hidden = self.model(input_ids, positions, self.kv_caches, meta)
         assert isinstance(hidden, torch.Tensor)
         return hidden
@@ -186,11 +220,14 @@ class ModelRunner:
         asked = self.batch.sampling_inputs(inputs.rows[inputs.sample_rows])
         put = self._to_device
         wants_logprobs = (asked.num_logprobs >= 0).nonzero()[0]
+        temperature, seeds, positions, sampled_rows = to_device(
+            [asked.temperature, asked.seeds, asked.positions, asked.temperature.nonzero()[0]], self.device
+        )
         return SamplingMetadata(
-            temperature=put(asked.temperature),
-            seeds=put(asked.seeds),
-            positions=put(asked.positions),
-            sampled_rows=put(asked.temperature.nonzero()[0]),
+            temperature=temperature,
+            seeds=seeds,
+            positions=positions,
+            sampled_rows=sampled_rows,
             min_p=put(asked.min_p) if asked.min_p.any() else None,
             top_k=put(asked.top_k) if (asked.top_k > 0).any() else None,
             top_p=put(asked.top_p) if (asked.top_p < 1).any() else None,
@@ -282,48 +319,30 @@ class ModelRunner:
         return f"The sampler gave token id {token_id} for token {position}; the vocabulary ends at {self.vocab_size - 1}."
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor if self.device_type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+        return to_device([array], self.device)[0]
 
     # ---------------------------------------------------------------- GPU memory
 
     @torch.inference_mode()
     def _gpu_memory_for_kv(self) -> int:
-        """Bytes left for the KV cache: the share we may use, less the most that weights and a step at its largest take.
+        """Bytes left for the KV cache when the largest step has run: the most tokens, then the most rows of logits, sampled in
+        the costliest way."""
+        config = self.config
+        assert config.max_num_seqs is not None
+        num_seqs = config.max_num_seqs
 
-        The step is a real one, over a pool of two blocks: its numbers mean nothing, its activations have their true sizes.
-        """
-        torch.cuda.reset_peak_memory_stats(self.device)
-        block_size, num_tokens, num_seqs = self.config.block_size, self.config.max_num_batched_tokens, self.config.max_num_seqs
-        assert num_tokens is not None and num_seqs is not None
-        length = min(num_tokens, self.config.max_model_len or self.max_model_len)
-        lengths = [length] * (num_tokens // length) + ([num_tokens % length] if num_tokens % length else [])
-        starts = np.cumsum([0, *lengths]).astype(np.int32)
-        positions = np.concatenate([np.arange(n) for n in lengths])
-        inputs = StepInputs(
-            req_ids=[],
-            rows=np.arange(len(lengths)),
-            num_decodes=0,
-            input_ids=np.zeros(num_tokens, dtype=np.int64),
-            positions=positions,
-            query_start_loc=starts,
-            seq_lens=np.array(lengths, dtype=np.int32),
-            block_tables=np.ones((len(lengths), -(-length // block_size)), dtype=np.int32),
-            slot_mapping=block_size + positions % block_size,
-            sample_rows=np.arange(len(lengths)),
-            logits_indices=starts[1:] - 1,
-        )
-        self.kv_caches = allocate_kv_caches(2, block_size, self.model_config, self.dtype, self.device)
-        hidden = self._forward(inputs)
-        logits = self.model.logits(hidden[:1].expand(num_seqs, -1)).float()
-        del logits, hidden
-        self.kv_caches = []
-        torch.cuda.synchronize(self.device)
-        free, total = torch.cuda.mem_get_info(self.device)
-        outside_torch = total - free - torch.cuda.memory_reserved(self.device)  # the driver's, and other processes'
-        torch.cuda.empty_cache()
-        used = torch.cuda.max_memory_allocated(self.device) + outside_torch
-        return int(total * self.config.gpu_memory_utilization) - used
+        def run() -> None:
+            self.kv_caches = allocate_kv_caches(2, config.block_size, self.model_config, self.dtype, self.device)
+            hidden = self._forward(largest_step(config, self.max_model_len))
+            logits = self.model.logits(hidden[:1].expand(num_seqs, -1))
+            del hidden
+            self.sampler(logits.float(), costliest_sampling(num_seqs, self.device))
+
+        try:
+            free = free_for_kv_cache(self.device, config, run)
+        finally:
+            self.kv_caches = []
+        return free - (GRAPHS if self._uses_graphs else 0)
 
 
 class _StepInFlight:

@@ -81,6 +81,8 @@ def test_a_wrong_command_line_exits_with_2(argv: list[str], capsys: pytest.Captu
         (["generate", "a", "--components", "/no/such/folder"], "/no/such/folder"),
         (["generate", "a", "--prompts-file", "b"], "not both"),
         (["generate", "--prompts-file", "/no/such/file"], "/no/such/file"),
+        (["generate", "a", "--trace", "trace.txt"], "must end in .jsonl"),
+        (["generate", "a", "--trace", "/no/such/trace.jsonl"], "no folder /no/such"),
     ],
 )
 def test_a_user_s_mistake_is_one_line_and_exit_code_1(
@@ -99,7 +101,7 @@ def test_every_setting_of_the_engine_is_a_flag_with_vllm_s_spelling() -> None:
         "max_num_batched_tokens": 128, "max_num_seqs": 3, "enable_chunked_prefill": True, "long_prefill_token_threshold": 4,
         "scheduling_policy": "priority",
     }  # fmt: skip
-    assert set(samples) == {field.name for field in dataclasses.fields(EngineConfig)}
+    assert set(samples) == {field.name for field in dataclasses.fields(EngineConfig)} - {"trace"}  # generate --trace FILE
     argv = ["generate", "x"]
     for name, value in samples.items():
         flag = "--" + ("" if value is not False else "no-") + name.replace("_", "-")
@@ -131,6 +133,21 @@ def test_generate_json_is_one_object_a_line(llm: LLM, tokenizer: Tokenizer, caps
         assert row["text"] == tokenizer.decode(row["token_ids"]) and len(row["token_ids"]) == 3
         assert row["finish_reason"] == "length" and row["error"] is None
         assert row["num_prompt_tokens"] == len(tokenizer.encode(row["prompt"]))
+
+
+@pytest.mark.parametrize(("name", "first"), [("run.jsonl", '{"format":"minivllm-trace"'), ("run.json", '{"traceEvents":[')])
+def test_generate_trace_writes_what_every_step_did(
+    name: str,
+    first: str,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(cli, "_start", lambda args: make_llm(tokenizer, **cli._engine_flags(args)))
+    code, _, err = run(capsys, "generate", "the fox", "--max-tokens", "3", "--trace", str(tmp_path / name))
+    assert (code, err) == (0, f"3 steps written to {tmp_path / name}\n")
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(first)
 
 
 def test_generate_reads_a_file_or_stdin_one_prompt_a_line(

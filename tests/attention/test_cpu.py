@@ -45,7 +45,8 @@ def test_float16_decodes_the_reference_way() -> None:
 
 def test_the_kernel_is_an_operator_that_tracing_sees() -> None:
     q, cache, tables, lens = decode_arguments()
-    torch.library.opcheck(cpu._cpu_paged_decode, (q, cache, tables, lens, 0.125, cpu.NO_WINDOW), test_utils="test_faketensor")
+    operator = torch.ops.minivllm.cpu_paged_decode.default
+    torch.library.opcheck(operator, (q, cache, tables, lens, 0.125, cpu.NO_WINDOW), test_utils="test_faketensor")
 
 
 def test_padding_rows_come_out_as_zeros() -> None:
@@ -88,7 +89,7 @@ def test_a_process_finds_the_compiled_kernel_in_the_cache() -> None:
         "from minivllm.attention.numba_kernels import paged_decode_kernel\n"
         "cache, tables = torch.zeros(2, 3, 4, 2, 64), torch.ones(1, 1, dtype=torch.int32)\n"
         "cpu.paged_decode(torch.zeros(1, 4, 64), cache, tables, torch.ones(1, dtype=torch.int32))\n"
-        "stats = paged_decode_kernel(64, False).stats\n"
+        "stats = paged_decode_kernel(64, 2, False).stats\n"
         "assert stats.cache_hits and not stats.cache_misses, stats\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -113,12 +114,12 @@ def test_a_read_only_install_without_a_home_still_compiles(monkeypatch) -> None:
 
     asked = []
 
-    def njit(cache: bool = False, **options: object):
+    def njit(signature: object, cache: bool = False, **options: object):
         asked.append(cache)
         if cache:
             raise RuntimeError("cannot cache function 'kernel': no locator available")
         return lambda function: function
 
     monkeypatch.setattr(numba_kernels, "njit", njit)
-    assert numba_kernels._compiled(decode_arguments) is decode_arguments
+    assert numba_kernels._compiled(decode_arguments, signature=None, parallel=True) is decode_arguments
     assert asked == [True, False]

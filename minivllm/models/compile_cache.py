@@ -1,0 +1,172 @@
+"""Compiled decoders on this disk: made once, found again only by those they were made for. `compiled.py` makes and loads them.
+
+    <cache>/compiled/smollm2-135m-bfloat16-4f1c.../     finished: it appears by one rename, so what is there is whole
+    <cache>/compiled/.tmp-smollm2-135m-bfloat16@x/      being made, under the lock; what a killed process leaves, the next removes
+    <cache>/locks/compiled-smollm2-135m-bfloat16.lock   held while it is made; the system frees it when the process dies
+
+Its machine code is made for one processor, one number of threads, one torch and one version of our own source; its weights are
+those of one checkpoint. All of that is its *key*. Nobody finds a folder by another key: a stale one is as good as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minivllm.models.hub import cache_dir, resolve_model
+from minivllm.models.registry import ModelConfig
+
+if TYPE_CHECKING:
+    from minivllm.attention.interface import AttentionBackend
+    from minivllm.models.compiled import CompiledDecoder
+
+logger = logging.getLogger("minivllm")
+
+_KEY = "key.json"
+_SOURCES = ("compiled.py", "decoder.py", "layers.py", "linear.py", "rope.py", "../attention/cpu.py")
+
+
+def load_compiled(model: str | Path, dtype: torch.dtype, backend: AttentionBackend) -> CompiledDecoder | None:
+    """The compiled decoder of a model for this machine, or None where there is none that fits. One line in the log says which,
+    and what to do about it."""
+    from minivllm.models.compiled import DTYPES, CompiledDecoder
+
+    if dtype not in DTYPES:
+        return None
+    source = resolve_model(model)
+    label, key = _label(model, dtype), _key(source, dtype)
+    folder = _folder(label, key)
+    if not folder.is_dir():
+        stale = next((_difference(old, key) for old in _others(label, key)), None)
+        reason = "it is not compiled" if stale is None else f"it is compiled for another {stale}"
+        logger.info("%s runs eager: %s. Once, for more speed: minivllm compile %s%s", model, reason, model, _flag(dtype))
+        return None
+    try:
+        return CompiledDecoder(folder, ModelConfig.from_folder(source), backend)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        logger.warning(
+            "%s runs eager: its compiled decoder in %s is broken (%s). Delete the folder, then: minivllm compile %s%s",
+            model, folder, reason, model, _flag(dtype),
+        )  # fmt: skip
+        return None
+
+
+def compile_model(model: str | Path, dtype: torch.dtype, say: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder of the compiled decoder of a model, for this machine and process; made if it is not there, which takes minutes.
+
+    Raises ValueError for a model or machine it cannot be made for, OSError if the cache cannot be written."""
+    from minivllm.attention.cpu import cpu_backend
+    from minivllm.models.compiled import compile_decoder
+    from minivllm.models.weights import load_model
+
+    source = resolve_model(model)
+    label, key = _label(model, dtype), _key(source, dtype)
+    target = _folder(label, key)
+    if target.is_dir():
+        return target
+    with _locked(label, say):
+        if target.is_dir():  # made while this process waited
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in target.parent.glob(f".tmp-{label}@*"):  # under the lock no one else's is alive
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{label}@", dir=target.parent))
+        try:
+            say("loading the weights")
+            decoder = load_model(source, dtype=dtype)
+            decoder.attention_backend = cpu_backend(dtype)
+            compile_decoder(decoder, temporary, say)
+            (temporary / _KEY).write_text(json.dumps(key, indent=2) + "\n", encoding="utf-8")
+            temporary.chmod(0o755)
+            temporary.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        for old in _others(label, key):
+            if _difference(old, key) in ("checkpoint", "version of minivllm"):  # nobody can use it any more
+                shutil.rmtree(old["folder"], ignore_errors=True)
+    return target
+
+
+def _label(model: str | Path, dtype: torch.dtype) -> str:
+    """The part of a folder's name for people."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip(".-") or "model"
+    return f"{name}-{str(dtype).removeprefix('torch.')}"
+
+
+def _key(source: Path, dtype: torch.dtype) -> dict[str, Any]:
+    """What must be the same, in words of the log's line."""
+    files = sorted([*source.glob("*.safetensors"), source / "config.json"])
+    checkpoint = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    here = Path(__file__).parent
+    return {
+        "model": str(source.resolve()),
+        "dtype": str(dtype),
+        "checkpoint": _digest(repr(checkpoint).encode()),
+        "version of minivllm": _digest(b"".join((here / name).read_bytes() for name in _SOURCES)),
+        "torch": torch.__version__,
+        "number of threads": torch.get_num_threads(),
+        "processor": _processor(),
+    }
+
+
+def _processor() -> str:
+    """Its name and a digest of what it can do: a name alone may hide that a virtual machine takes features away."""
+    name, features = platform.processor() or platform.machine(), torch.backends.cpu.get_cpu_capability()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{name} {features}"
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    features += " ".join(sorted(found.get("flags", found.get("Features", "")).split()))
+    return f"{found.get('model name', name)} {_digest(features.encode())}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _folder(label: str, key: dict[str, Any]) -> Path:
+    return cache_dir() / "compiled" / f"{label}-{_digest(json.dumps(key, sort_keys=True).encode())}"
+
+
+def _others(label: str, key: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The keys of the model's folders made for others, with the `folder` in each."""
+    for folder in sorted((cache_dir() / "compiled").glob(f"{label}-*")):
+        try:
+            old = json.loads((folder / _KEY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if folder != _folder(label, key) and old.get("model") == key["model"]:
+            yield old | {"folder": folder}
+
+
+def _difference(old: dict[str, Any], key: dict[str, Any]) -> str:
+    return next((name for name in key if old.get(name) != key[name]), "key")
+
+
+def _flag(dtype: torch.dtype) -> str:
+    return f" --dtype {str(dtype).removeprefix('torch.')}"
+
+
+def _locked(label: str, say: Callable[[str], None]) -> Any:
+    from filelock import FileLock, Timeout
+
+    path = cache_dir() / "locks" / f"compiled-{label}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        say(f"waiting: another process is compiling {label}")
+        return lock.acquire()

@@ -1,0 +1,3 @@
+# expect: holds the whole past
+def hash_block(parent, tokens, extra=()):
+    return parent, tuple(tokens), extra

@@ -1,0 +1,16 @@
+# expect: passed
+from itertools import takewhile
+
+from minivllm.core.block_hash import extend_block_hashes
+
+
+class KVCacheManager:
+    def __init__(self, block_pool, block_size, hash_block):
+        self.block_pool = block_pool
+        self.block_size = block_size
+        self.hash_block = hash_block
+
+    def find_longest_cache_hit(self, request):
+        hashes = extend_block_hashes(request, self.block_size, self.hash_block)
+        found = takewhile(lambda block: block is not None, map(self.block_pool.get_cached_block, hashes))
+        return list(found)[: (request.num_tokens - 1) // self.block_size]
