@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("--from", dest="source", metavar="FILE", help="take the download from this file instead of the network")
     fetch.set_defaults(run=_fetch)
 
-    commands.add_parser("bench", help="measure: bench throughput, bench compare", add_help=False)
+    commands.add_parser("bench", help="measure: bench throughput, bench compare, bench serve", add_help=False)
     return parser
 
 
@@ -158,13 +158,25 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         text = help_of.get(field.name, "") + ("" if default is None else f" (default: {default})")
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%").strip()}
         kinds = _union_members(types_of[field.name])
-        if bool in kinds:
+        if field.name == "speculative_config":
+            group.add_argument(flag, type=_json_object, metavar="JSON", **options)
+        elif bool in kinds:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         elif field.name in _CHOICES:
             group.add_argument(flag, choices=_CHOICES[field.name], **options)
         else:
             group.add_argument(flag, type=kinds[0], metavar=kinds[0].__name__.upper(), **options)
     group.add_argument("--components", metavar="DIR", help="use the parts found in a folder laid out like minivllm/")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object; it looks like {{"method": "ngram", ...}}')
+    return value
 
 
 def _union_members(hint: Any) -> tuple[type, ...]:
@@ -414,11 +426,15 @@ def _fetch(args: argparse.Namespace) -> int:
     return 0
 
 
-_BENCHES = {"throughput": "minivllm.bench.throughput", "compare": "minivllm.bench.compare"}
+_BENCHES = {
+    "throughput": "minivllm.bench.throughput",
+    "compare": "minivllm.bench.compare",
+    "serve": "minivllm.bench.serve",
+}
 
 
 def _bench(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="minivllm bench", description="Measure. `minivllm bench NAME --help` says more.")
-    parser.add_argument("name", choices=sorted(_BENCHES), help="tokens a second of this engine, or of several")
+    parser.add_argument("name", choices=sorted(_BENCHES), help="an engine, several of them, or a server under load")
     name = parser.parse_args(argv[:1]).name
     return int(importlib.import_module(_BENCHES[name]).main(argv[1:]))

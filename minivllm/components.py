@@ -115,6 +115,20 @@ SEAMS: dict[str, Seam] = {
             " graph serves the step",
         ),
         _seam(
+            "drafter",
+            "spec_decode/ngram.py",
+            "NgramDrafter",
+            "ngram",
+            "class(prompt_lookup_max, prompt_lookup_min): propose(token_ids [n], k) -> at most k token ids; a NumPy array in",
+        ),
+        _seam(
+            "rejection_sampler",
+            "sampling/rejection.py",
+            "RejectionSampler",
+            "greedy, sampling",
+            "class(): __call__(logits [N, V], SamplingMetadata, sampler, draft_ids [N], ahead [N]) -> SamplerOutput",
+        ),
+        _seam(
             "detokenizer",
             "text/detokenizer.py",
             "IncrementalDetokenizer",

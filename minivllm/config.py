@@ -10,6 +10,8 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from minivllm.spec_decode.config import SpeculativeConfig
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 POLICIES = ("fcfs", "priority", "longest_prefix")
@@ -23,7 +25,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "quantization": (None,),
-    "speculative_config": (None,),
     "enable_lora": (False,),
     "trust_remote_code": (False,),
     "kv_cache_dtype": ("auto",),
@@ -66,8 +67,9 @@ class EngineConfig:
         scheduling_policy: "fcfs", "priority" (lower priority value first), or "longest_prefix" (ours: of those who have waited
         longest, the one with most of its prompt cached first; nobody is passed over for ever).
     Execution
-        enforce_eager: run decode steps operator by operator, not as CUDA graphs (which a CPU has none of).
+        enforce_eager: run steps operator by operator: no CUDA graphs, and on a CPU not the decoder of `minivllm compile`.
         torch_compile: compile the decode step before it is captured; minutes at start. For CUDA.
+        speculative_config: drafts to verify, such as {"method": "ngram", "num_speculative_tokens": 3}; see SpeculativeConfig.
     Observing
         trace: record what every step does, in `llm.trace`; it grows until `llm.trace.clear()`.
     """
@@ -95,6 +97,7 @@ class EngineConfig:
     trace: bool = False
     enforce_eager: bool = False
     torch_compile: bool = False
+    speculative_config: SpeculativeConfig | None = None
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
@@ -103,7 +106,9 @@ class EngineConfig:
         names = [f.name for f in dataclasses.fields(cls)]
         own: dict[str, Any] = {}
         for name, value in kwargs.items():
-            if name in names:
+            if name == "speculative_config" and value is not None and not isinstance(value, SpeculativeConfig):
+                own[name] = SpeculativeConfig.from_dict(value)
+            elif name in names:
                 own[name] = value
             elif name in _UNSUPPORTED:
                 if value not in _UNSUPPORTED[name]:
@@ -163,8 +168,15 @@ class EngineConfig:
                 f"long_prefill_token_threshold={self.long_prefill_token_threshold} cuts long prompts into chunks, which"
                 " enable_chunked_prefill=False forbids. Set the threshold to 0, or allow chunks."
             )
+        if not isinstance(self.speculative_config, (SpeculativeConfig, type(None))):
+            raise ValueError(f"speculative_config must be a SpeculativeConfig or None, got {self.speculative_config!r}.")
         budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if budget is not None:
+            if self.speculative_config is not None and self.speculative_config.num_speculative_tokens >= budget:
+                raise ValueError(
+                    f"num_speculative_tokens={self.speculative_config.num_speculative_tokens} drafts and the token before them do"
+                    f" not fit into a step of max_num_batched_tokens={budget}. Raise max_num_batched_tokens, or draft less."
+                )
             if seqs is not None and seqs > budget:
                 raise ValueError(
                     f"max_num_seqs={seqs} is larger than max_num_batched_tokens={budget}: a step could not give every running"

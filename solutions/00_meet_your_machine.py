@@ -215,7 +215,8 @@ def streamed_parameters(config):
 
 
 def decode_step_bytes(config, batch_size, context_len, dtype_bytes):
-    """Bytes one decode step reads: the weights once, and context_len tokens of KV cache for each sequence."""
+    """Bytes one decode step reads: the weights once, and context_len tokens of KV cache for each
+    sequence."""
     # solution: minivllm.sim.cost_model.decode_step_bytes
 
 
@@ -232,7 +233,9 @@ print(f"weights      {weights:,} numbers, {weights * itemsize / 1e6:.0f} MB")
 print(f"a token      {kv_bytes_per_token(config, itemsize) / 1e3:.0f} kB of KV cache")
 for batch_size in (1, 64):
     megabytes = decode_step_bytes(config, batch_size, 128, itemsize) / 1e6
-    print(f"a step       {megabytes:.0f} MB at batch {batch_size}, 128 tokens each: {megabytes / batch_size:.0f} MB a token")
+    print(
+        f"a step       {megabytes:.0f} MB at batch {batch_size}, 128 tokens each: {megabytes / batch_size:.0f} MB a token"
+    )
 
 # %% [markdown] id="exercise-0-2-text"
 # ## Exercise 0.2 · How long a step takes
@@ -270,14 +273,17 @@ CONTEXT = 128  # tokens that each sequence has in its KV cache
 
 
 def decode_step(tokens, caches):
-    """One token for each sequence: all layers, each reading its own cache (keys, values), then logits."""
+    """One token for each sequence: all layers, each reading its own cache (keys, values), then
+    logits."""
     positions = torch.full_like(tokens, CONTEXT)
     x = F.embedding(tokens, decoder.embed_tokens)
     cos, sin = rotary_table(positions, decoder.frequencies, x.dtype)
     for layer, (keys, values) in zip(decoder.layers, caches):
 
         def attend(q, k, v, keys=keys, values=values, **settings):
-            return F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)[:, :, 0]
+            return F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)[
+                :, :, 0
+            ]
 
         x = layer(x, cos, sin, attend)
     return decoder.logits(rms_norm(x, decoder.norm, config.rms_norm_eps))
@@ -306,7 +312,11 @@ for batch_size in batches:
     moved = decode_step_bytes(config, batch_size, CONTEXT, lab.dtype.itemsize)
     predicted[batch_size] = step_time(flops, moved, launches, device)
     intensity[batch_size] = flops / moved
-    parts = step_time(flops, 0, 0, device), step_time(0, moved, 0, device), step_time(0, 0, launches, device)
+    parts = (
+        step_time(flops, 0, 0, device),
+        step_time(0, moved, 0, device),
+        step_time(0, 0, launches, device),
+    )
     shown = "  ".join(f"{1000 * seconds:7.1f}" for seconds in (*parts, predicted[batch_size]))
     print(f"{batch_size:5}  {shown} ms {batch_size / predicted[batch_size]:9.1f}")
 
@@ -322,7 +332,10 @@ with torch.inference_mode():
         step = partial(decode_step, *inputs_for(batch_size))
         measured[batch_size] = best_time(step, seconds=0.2 if lab.fast else 0.8)
         rate = batch_size / measured[batch_size]
-        print(f"batch {batch_size:3}: {1000 * measured[batch_size]:7.1f} ms a step, {rate:7.1f} tokens/s", flush=True)
+        print(
+            f"batch {batch_size:3}: {1000 * measured[batch_size]:7.1f} ms a step, {rate:7.1f} tokens/s",
+            flush=True,
+        )
 step = None
 
 speed = {batch_size: batch_size / seconds for batch_size, seconds in measured.items()}
@@ -330,24 +343,48 @@ save_result(
     "00",
     tokens_per_second=speed[1],
     what="bare decode steps, one sequence",
-    data={"device": lab.device, "dtype": str(lab.dtype), "model": lab.model, **vars(device), "step_seconds": measured},
+    data={
+        "device": lab.device,
+        "dtype": str(lab.dtype),
+        "model": lab.model,
+        **vars(device),
+        "step_seconds": measured,
+    },
 )
 
 # %% id="experiment-plot"
 largest = batches[-1]
 gain = speed[largest] / speed[1]
-small = f"{largest} sequences made {gain:.1f} times the tokens of one. The arithmetic of a few already fills this machine, or others use it."
+small = f"{largest} sequences made {gain:.1f} times the tokens of one. The arithmetic of a few"
+small += " already fills this machine, or other programs use it."
 recall("0.p1", but=small if gain < 3 else "")
 
 figure, axes = new_figure(height=4.0)
-elsewhere = {r["name"]: r["step_seconds"] for r in reference_results("00") if r["model"] == lab.model}
+elsewhere = {
+    r["name"]: r["step_seconds"] for r in reference_results("00") if r["model"] == lab.model
+}
 for (name, steps), line in zip(elsewhere.items(), ("-", ":", "-.")):
     others = [b for b in batches if str(b) in steps]
-    axes.loglog(others, [b / steps[str(b)] for b in others], linestyle=line, color="#bbbbbb", linewidth=1, label=name)
-axes.loglog(batches, [b / predicted[b] for b in batches], linestyle="--", color="#777777", label="your prediction")
+    axes.loglog(
+        others,
+        [b / steps[str(b)] for b in others],
+        linestyle=line,
+        color="#bbbbbb",
+        linewidth=1,
+        label=name,
+    )
+axes.loglog(
+    batches,
+    [b / predicted[b] for b in batches],
+    linestyle="--",
+    color="#777777",
+    label="your prediction",
+)
 axes.loglog(batches, list(speed.values()), marker="o", color="#0072B2", label="measured here")
 for b in (1, largest):
-    axes.annotate(f"{speed[b]:.0f}", (b, speed[b]), xytext=(0, -16), textcoords="offset points", ha="center")
+    axes.annotate(
+        f"{speed[b]:.0f}", (b, speed[b]), xytext=(0, -16), textcoords="offset points", ha="center"
+    )
 axes.margins(y=0.12)
 axes.set_xticks(batches, batches, minor=False)
 axes.minorticks_off()
@@ -360,7 +397,10 @@ show(
     alt="Tokens per second against the batch size, both logarithmic. Measured: "
     + ", ".join(f"{s:.0f} at batch {b}" for b, s in speed.items())
     + f". Predicted: {1 / predicted[1]:.0f} at batch 1, {largest / predicted[largest]:.0f} at batch {largest}."
-    + "".join(f" For comparison, {name}: {1 / steps['1']:.0f} at batch 1." for name, steps in elsewhere.items()),
+    + "".join(
+        f" For comparison, {name}: {1 / steps['1']:.0f} at batch 1."
+        for name, steps in elsewhere.items()
+    ),
 )
 
 # %% [markdown] id="experiment-reading"
@@ -375,7 +415,10 @@ show(
 
 # %% id="experiment-parts"
 recall("0.p2")
-flops, moved = decode_step_flops(config, 1, CONTEXT), decode_step_bytes(config, 1, CONTEXT, lab.dtype.itemsize)
+flops, moved = (
+    decode_step_flops(config, 1, CONTEXT),
+    decode_step_bytes(config, 1, CONTEXT, lab.dtype.itemsize),
+)
 print("\nA step at batch 1, by your own functions:")
 for name, seconds in {
     "arithmetic": step_time(flops, 0, 0, device),
@@ -399,23 +442,35 @@ prompt = torch.arange(128 if lab.fast else 512, device=lab.device)
 work = decode_step_flops(config, len(prompt), len(prompt))
 prefill = best_time(lambda: decoder.full_forward(prompt), seconds=0.2 if lab.fast else 0.8)
 prefill_intensity = work / decode_step_bytes(config, 1, 0, lab.dtype.itemsize)
-print(f"a prompt of {len(prompt)} tokens: {1000 * prefill:.0f} ms, {len(prompt) / prefill:.0f} tokens/s read")
+print(
+    f"a prompt of {len(prompt)} tokens: {1000 * prefill:.0f} ms, {len(prompt) / prefill:.0f} tokens/s read"
+)
 
 # %% id="experiment-roofline-plot"
-dots = {b: (intensity[b], decode_step_flops(config, b, CONTEXT) / measured[b] / 1e9) for b in batches}
+dots = {
+    b: (intensity[b], decode_step_flops(config, b, CONTEXT) / measured[b] / 1e9) for b in batches
+}
 dots["prompt"] = prefill_intensity, work / prefill / 1e9
-left, right = min(x for x, _ in dots.values()) / 3, max(device.ridge, *(x for x, _ in dots.values())) * 4
+left, right = (
+    min(x for x, _ in dots.values()) / 3,
+    max(device.ridge, *(x for x, _ in dots.values())) * 4,
+)
 
 figure, axes = new_figure(height=4.2)
 roof = device.flops / 1e9
-axes.loglog([left, device.ridge, right], [left * device.bandwidth / 1e9, roof, roof], color="#000000")
+axes.loglog(
+    [left, device.ridge, right], [left * device.bandwidth / 1e9, roof, roof], color="#000000"
+)
 axes.axvline(device.ridge, color="#bbbbbb", linestyle=":")
 for name, (x, y) in dots.items():
     color, marker = ("#D55E00", "D") if name == "prompt" else ("#0072B2", "o")
     axes.loglog([x], [y], marker=marker, color=color, markersize=8)
     label = name if name == "prompt" else f"batch {name}"
     axes.annotate(label, (x, y), xytext=(7, -11), textcoords="offset points", fontsize=8)
-for text, x, side in (("waits for memory  ", device.ridge, "right"), ("  for arithmetic", device.ridge, "left")):
+for text, x, side in (
+    ("waits for memory  ", device.ridge, "right"),
+    ("  for arithmetic", device.ridge, "left"),
+):
     axes.annotate(text, (x, roof * 1.25), ha=side, color="#555555")
 axes.xaxis.set_major_formatter("{x:g}")
 axes.yaxis.set_major_formatter("{x:g}")
@@ -435,9 +490,15 @@ show(
         for name, (x, y) in dots.items()
     ),
 )
-above = [name for name, (x, y) in dots.items() if y * 1e9 > 1.05 * min(x * device.bandwidth, device.flops)]
+above = [
+    name
+    for name, (x, y) in dots.items()
+    if y * 1e9 > 1.05 * min(x * device.bandwidth, device.flops)
+]
 if above:
-    print(f"Above the roof: {', '.join(map(str, above))}. The machine was busy when you measured it: run that cell again.")
+    print(
+        f"Above the roof: {', '.join(map(str, above))}. The machine was busy when you measured it: run that cell again."
+    )
 
 # %% [markdown] id="experiment-roofline-reading"
 # The batch-1 dot stands far down on the left: one multiply and one add for each weight that travels. Each doubling of the batch moves it
@@ -458,7 +519,10 @@ for name in ("T4", "L4", "A100-80GB", "H100-SXM", "H200"):
     sheet = DATA_SHEETS[name]
     rates = []
     for b in (1, 64):
-        flops, moved = decode_step_flops(llama, b, 1000), decode_step_bytes(llama, b, 1000, dtype_bytes=2)
+        flops, moved = (
+            decode_step_flops(llama, b, 1000),
+            decode_step_bytes(llama, b, 1000, dtype_bytes=2),
+        )
         rates.append(b / step_time(flops, moved, 0, sheet))
     print(f"{name:12} {sheet.ridge:5.0f} {rates[0]:21.0f} {rates[1]:16.0f}")
 

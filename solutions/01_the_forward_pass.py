@@ -40,7 +40,9 @@ from minivllm.models.rope import rotary_table
 from minivllm.sim.hardware import best_time, count_work
 
 lab = start("01", model="smollm2-135m")
-decoder = lab.load_decoder().float()  # float32, so that what you compare today differs by rounding only
+decoder = (
+    lab.load_decoder().float()
+)  # float32, so that what you compare today differs by rounding only
 config, tokenizer = decoder.config, lab.load_tokenizer()
 
 # %% [markdown] id="objectives"
@@ -156,7 +158,8 @@ axes.set(xlabel="distance between query and key", ylabel="score", xlim=(0, 199))
 axes.set_title("The same query and key, moved apart", loc="left")
 show(
     figure,
-    alt="Score against distance, falling in waves: " + ", ".join(f"{scores[d]:.2f} at {d}" for d in (0, 5, 50, 199)),
+    alt="Score against distance, falling in waves: "
+    + ", ".join(f"{scores[d]:.2f} at {d}" for d in (0, 5, 50, 199)),
 )
 
 # %% [markdown] id="exercise-1-2-text"
@@ -207,7 +210,8 @@ need("1.2")
 
 
 def weights_of_heads(token_ids, wanted):
-    """{(layer, head): attention weights [T, T]} of the real model, computed by your causal_attention."""
+    """{(layer, head): attention weights [T, T]} of the real model, computed by your
+    causal_attention."""
     T, found = len(token_ids), {}
     unit = torch.eye(config.head_dim, device=lab.device)[:T, None].repeat(1, config.num_kv_heads, 1)
     x = F.embedding(token_ids, decoder.embed_tokens)
@@ -331,7 +335,9 @@ from minivllm.models.hub import resolve_model
 
 transformers.utils.logging.disable_progress_bar()
 folder = resolve_model(lab.model)
-theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(lab.device)
+theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(
+    lab.device
+)
 text = "Once upon a time there was a small engine that could answer many questions at once."
 token_ids = torch.tensor(tokenizer.encode(text), device=lab.device)
 with torch.inference_mode():
@@ -342,7 +348,9 @@ mine = my_forward(token_ids)
 functions = (apply_rope, causal_attention, decoder_layer, my_forward)
 lines = sum(len(inspect.getsource(function).strip().splitlines()) for function in functions)
 difference = (mine - expected).abs().max().item()
-print(f"{len(token_ids)} tokens x {config.vocab_size} logits, between {expected.min():.0f} and {expected.max():.0f}")
+print(
+    f"{len(token_ids)} tokens x {config.vocab_size} logits, between {expected.min():.0f} and {expected.max():.0f}"
+)
 print(f"largest difference   {difference:.6f}")
 print(f"same best next token {(mine.argmax(-1) == expected.argmax(-1)).all()}")
 print(f"lines of code        {lines}")
@@ -363,12 +371,15 @@ show_diff("models/decoder.py")
 
 # %% id="experiment-count"
 need("1.2", "1.3")
-LAYERS = [decoder.layer_weights(number) for number in range(0, config.num_layers, 4)]  # every fourth stands for all
+LAYERS = [
+    decoder.layer_weights(number) for number in range(0, config.num_layers, 4)
+]  # every fourth stands for all
 PARTS = ("layers' matrices", "attention", "logits")
 
 
 def runs_of(length):
-    """What to run for each part: attention, and whole layers, of those in LAYERS, and the logits."""
+    """What to run for each part: attention, and whole layers, of those in LAYERS, and the
+    logits."""
     x = torch.randn(length, config.hidden_size, device=lab.device)
     q = torch.randn(length, config.num_heads, config.head_dim, device=lab.device)
     k, v = torch.randn(2, length, config.num_kv_heads, config.head_dim, device=lab.device)
@@ -395,18 +406,29 @@ with torch.inference_mode():
             "bytes": by_part(attention.bytes, layers.bytes, logits.bytes),
         }
         for unit, parts in counted[length].items():
-            shares = ", ".join(f"{part} {amount / sum(parts.values()):.0%}" for part, amount in parts.items())
-            print(f"{length:5} tokens, {sum(parts.values()) / 1e9:7.2f} billion {unit:10}  {shares}")
+            shares = ", ".join(
+                f"{part} {amount / sum(parts.values()):.0%}" for part, amount in parts.items()
+            )
+            print(
+                f"{length:5} tokens, {sum(parts.values()) / 1e9:7.2f} billion {unit:10}  {shares}"
+            )
 
 # %% id="experiment-count-plot"
 recall("1.p1")
 per_token = counted[1]["operations"]["layers' matrices"]
-per_pair = 4 * config.num_layers * config.num_heads * config.head_dim  # of tokens: q k, then the sum; multiply and add
+per_pair = (
+    4 * config.num_layers * config.num_heads * config.head_dim
+)  # of tokens: q k, then the sum; multiply and add
 crossing = per_token / per_pair
 print(f"\nAttention does as many operations as the layers' matrices at {crossing:,.0f} tokens.")
 
-bars = {f"{unit}, T = {length}": parts for length in counted for unit, parts in counted[length].items()}
-share = {name: {part: parts[part] / sum(parts.values()) for part in PARTS} for name, parts in bars.items()}
+bars = {
+    f"{unit}, T = {length}": parts for length in counted for unit, parts in counted[length].items()
+}
+share = {
+    name: {part: parts[part] / sum(parts.values()) for part in PARTS}
+    for name, parts in bars.items()
+}
 figure, axes = new_figure(height=3.4)
 left = [0.0] * len(bars)
 for part in PARTS:
@@ -421,7 +443,10 @@ axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
 show(
     figure,
     alt="Shares of a forward pass of T tokens. "
-    + "; ".join(f"{name}: " + ", ".join(f"{part} {share[name][part]:.0%}" for part in PARTS) for name in bars),
+    + "; ".join(
+        f"{name}: " + ", ".join(f"{part} {share[name][part]:.0%}" for part in PARTS)
+        for name in bars
+    ),
 )
 
 # %% [markdown] id="experiment-time"
@@ -438,7 +463,9 @@ with torch.inference_mode():
         total = sum(measured[length].values())
         part = measured[length]["attention"] / total
         print(f"{length:5} tokens: {1000 * total:8.0f} ms, {part:4.0%} of it attention", flush=True)
-        if length == 256 and (lab.fast or layers > 2):  # 1,024 tokens take four to sixteen times as long
+        if length == 256 and (
+            lab.fast or layers > 2
+        ):  # 1,024 tokens take four to sixteen times as long
             break
 
 save_result(
@@ -455,15 +482,21 @@ of_time, of_operations = attention / (attention + matrices), longest / (longest 
 if longest < 1024:
     why = f"it went up to {longest} tokens."
 elif of_time < 1.5 * of_operations:
-    why = f"attention took {of_time:.0%} of the layers' time: the tables of scores stay in this machine's caches, perhaps."
+    why = (
+        f"attention took {of_time:.0%} of the layers' time: its tables stay in the caches, perhaps."
+    )
 else:
     why = ""
 recall("1.p2", but=why)
-print(f"\nAt {longest} tokens attention is {of_operations:.0%} of the layers' operations, and {of_time:.0%} of their time.")
+print(
+    f"\nAt {longest} tokens attention is {of_operations:.0%} of the layers' operations, and {of_time:.0%} of their time."
+)
 
 figure, axes = new_figure(height=3.4)
 for part in PARTS:
-    axes.loglog(list(measured), [1000 * parts[part] for parts in measured.values()], marker="o", label=part)
+    axes.loglog(
+        list(measured), [1000 * parts[part] for parts in measured.values()], marker="o", label=part
+    )
 axes.set_xticks(list(measured), [f"{length:,}" for length in measured])
 axes.minorticks_off()
 axes.yaxis.set_major_formatter("{x:g}")
@@ -474,7 +507,9 @@ show(
     figure,
     alt="Milliseconds of each part against the length, both logarithmic. "
     + "; ".join(
-        f"{part}: " + ", ".join(f"{1000 * parts[part]:.1f} at {length}" for length, parts in measured.items()) for part in PARTS
+        f"{part}: "
+        + ", ".join(f"{1000 * parts[part]:.1f} at {length}" for length, parts in measured.items())
+        for part in PARTS
     ),
 )
 

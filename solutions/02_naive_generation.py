@@ -143,7 +143,8 @@ import torch
 
 
 def greedy_generate(model, token_ids, max_new_tokens):
-    """The greedy continuation of token_ids, max_new_tokens long, recomputing everything at each step."""
+    """The greedy continuation of token_ids, max_new_tokens long, recomputing everything at each
+    step."""
     # BEGIN SOLUTION
     tokens = list(token_ids)
     for _ in range(max_new_tokens):
@@ -195,18 +196,22 @@ print(tokenizer.decode(prompt + continuation))
 # %% id="exercise-2-2" tags=["nbval-check-output"]
 from checks import check
 import torch
-from minivllm.sampling_params import GREEDY_EPS  # 1e-5: a request whose temperature is below this is greedy
+from minivllm.sampling_params import (
+    GREEDY_EPS,
+)  # 1e-5: a request whose temperature is below this is greedy
 
 REMOVED = float("-inf")
 
 
 def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Divide each row of logits [B, V] by its temperature [B]; a row with temperature < GREEDY_EPS comes back as it was."""
+    """Divide each row of logits [B, V] by its temperature [B]; a row with temperature < GREEDY_EPS
+    comes back as it was."""
     # solution: minivllm.sampling.logits.apply_temperature
 
 
 def apply_top_k(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Keep the k [B] largest logits of each row of logits [B, V], make the others REMOVED; k <= 0 or k >= V is off."""
+    """Keep the k [B] largest logits of each row of logits [B, V], make the others REMOVED; k <= 0
+    or k >= V is off."""
     # solution: minivllm.sampling.logits.apply_top_k
 
 
@@ -238,7 +243,10 @@ axes.set_ylabel("probability")
 axes.set_title("Roses are red, violets are ...", loc="left")
 axes.legend(frameon=False)
 shares = ", ".join(f"{share:.0%} at {t}" for t, share in zip(settings, rest))
-show(figure, alt=f"Probabilities of the 6 likeliest tokens and of all others at 3 temperatures. The others: {shares}.")
+show(
+    figure,
+    alt=f"Probabilities of the 6 likeliest tokens and of all others at 3 temperatures. The others: {shares}.",
+)
 
 # %% [markdown] id="temperature-reading"
 # Each of the others is very unlikely. Together, at temperature 1.5, they are what is drawn most of the time. That is the tail
@@ -272,7 +280,8 @@ REMOVED = float("-inf")
 
 
 def apply_top_p(logits: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Keep in each row of logits [B, V] the fewest tokens whose probabilities add up to at least p [B]; p >= 1 is off."""
+    """Keep in each row of logits [B, V] the fewest tokens whose probabilities add up to at least p
+    [B]; p >= 1 is off."""
     # solution: minivllm.sampling.logits.apply_top_p
 
 
@@ -302,7 +311,9 @@ print(f"Components: {whose()}")
 llm = None  # if this cell runs twice, the first engine goes before the second comes
 llm = LLM(lab.model, components=components(), max_model_len=512)
 question = [{"role": "user", "content": "Give me one reason to learn how computers work."}]
-params = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, seed=7, max_tokens=16 if lab.fast else 80)
+params = SamplingParams(
+    temperature=0.8, top_k=50, top_p=0.9, seed=7, max_tokens=16 if lab.fast else 80
+)
 answer = llm.chat(question, params, use_tqdm=False)[0].outputs[0]
 print(answer.text.strip())
 print(f"\n{len(answer.token_ids)} tokens, each drawn after your top-k and top-p.")
@@ -326,7 +337,8 @@ show_diff("sampling/logits.py")
 
 # %% id="experiment-flops"
 def flops_of_new_tokens(config, new, length):
-    """Operations for the last `new` tokens of a sequence of `length`: their matrix multiplications and their attention."""
+    """Operations for the last `new` tokens of a sequence of `length`: their matrix multiplications
+    and their attention."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads  # queries, keys, values, output
     attention_weights = config.hidden_size * config.head_dim * heads
     mlp_weights = 3 * config.hidden_size * config.intermediate_size
@@ -337,7 +349,8 @@ def flops_of_new_tokens(config, new, length):
 
 
 def draw_work(lengths, picture):
-    """One bar a call: what is new in it, and what repeats an earlier call. Returns the repeated share."""
+    """One bar a call: what is new in it, and what repeats an earlier call. Returns the repeated
+    share."""
     config = decoder.config
     total = [flops_of_new_tokens(config, length, length) / 1e9 for length in lengths]
     new = [total[0]] + [flops_of_new_tokens(config, 1, length) / 1e9 for length in lengths[1:]]
@@ -350,7 +363,9 @@ def draw_work(lengths, picture):
     axes.set_title(f"{share:.0%} of all work so far was done before", loc="left")
     axes.legend(frameon=False, loc="upper left", ncols=2)
     axes.set_ylim(0, max(total) * 1.25)
-    picture.update(figure, alt=f"{len(lengths)} calls: {share:.1%} of their work repeats an earlier call.")
+    picture.update(
+        figure, alt=f"{len(lengths)} calls: {share:.1%} of their work repeats an earlier call."
+    )
     return share
 
 
@@ -366,11 +381,15 @@ def watched_model(token_ids):
     return model(token_ids)
 
 
-prompt = tokenizer.encode("Here is a short story about a robot who wanted to learn to cook. One morning")
+prompt = tokenizer.encode(
+    "Here is a short story about a robot who wanted to learn to cook. One morning"
+)
 story = greedy_generate(watched_model, prompt, 12 if lab.fast else 60)
 share = draw_work(lengths, picture)
 print(tokenizer.decode(prompt + story))
-print(f"\n{len(prompt)} tokens of prompt, {len(story)} new ones: {share:.1%} of the work was done before.")
+print(
+    f"\n{len(prompt)} tokens of prompt, {len(story)} new ones: {share:.1%} of the work was done before."
+)
 
 # %% [markdown] id="experiment-time"
 # ## Experiment 2 · Time per token against length
@@ -385,7 +404,8 @@ longest = min(2048, decoder.config.max_position_embeddings)
 
 
 def milliseconds_per_token(length):
-    """Median time of one step of the loop on `length` tokens. The first run does not count: it warms up."""
+    """Median time of one step of the loop on `length` tokens. The first run does not count: it
+    warms up."""
     prompt = (text * (length // len(text) + 1))[:length]
     times = []
     for _ in range(2 if lab.fast else 6):
@@ -409,13 +429,19 @@ save_result(
     "02",
     tokens_per_second=1000 / measured[256],
     what="naive, at 256 tokens",
-    data={"device": lab.device, "dtype": str(lab.dtype), "model": lab.model, "ms_per_token": measured},
+    data={
+        "device": lab.device,
+        "dtype": str(lab.dtype),
+        "model": lab.model,
+        "ms_per_token": measured,
+    },
 )
 
 # %% id="experiment-plot"
 shortest, longest_measured = min(measured), max(measured)
 growth = measured[longest_measured] / measured[shortest]
-flat = f"at {longest_measured} tokens a call takes {growth:.1f} times as long as at {shortest}, since it leaves this machine mostly idle."
+flat = f"at {longest_measured} tokens a call takes {growth:.1f} times as long as at {shortest}:"
+flat += " it leaves this machine mostly idle."
 recall("2.p1", but=flat if growth < 3 else "")
 
 figure, axes = new_figure()
@@ -423,7 +449,10 @@ axes.plot(list(measured), list(measured.values()), marker="o", label="measured")
 line = ([0, longest_measured], [0, measured[longest_measured]])
 axes.plot(*line, linestyle="--", color="#777777", label="in proportion to the length")
 axes.set(xlabel="tokens in the sequence", ylabel="ms for one more token", ylim=0, xlim=0)
-axes.set_title(f"One more token: {growth:.1f} times the time at {longest_measured} tokens as at {shortest}", loc="left")
+axes.set_title(
+    f"One more token: {growth:.1f} times the time at {longest_measured} tokens as at {shortest}",
+    loc="left",
+)
 axes.legend(frameon=False)
 show(
     figure,

@@ -37,7 +37,19 @@ import time
 
 import torch
 
-from checks import journey, live, need, new_figure, predict, quiz, recall, save_result, show, show_diff, start
+from checks import (
+    journey,
+    live,
+    need,
+    new_figure,
+    predict,
+    quiz,
+    recall,
+    save_result,
+    show,
+    show_diff,
+    start,
+)
 from minivllm.attention.contiguous import forward_batch_with_cache, forward_with_cache
 from minivllm.models.registry import KNOWN_CONFIGS
 
@@ -153,15 +165,21 @@ import torch
 
 
 class ContiguousKVCache:
-    """Keys and values of one sequence, at most max_len tokens, in memory that is reserved at once."""
+    """Keys and values of one sequence, at most max_len tokens, in memory that is reserved at
+    once."""
 
-    def __init__(self, num_layers, max_len, num_kv_heads, head_dim, dtype=torch.float32, device="cpu"):
+    def __init__(
+        self, num_layers, max_len, num_kv_heads, head_dim, dtype=torch.float32, device="cpu"
+    ):
         self.max_len = max_len
-        self.kv = torch.zeros(num_layers, 2, max_len, num_kv_heads, head_dim, dtype=dtype, device=device)
+        self.kv = torch.zeros(
+            num_layers, 2, max_len, num_kv_heads, head_dim, dtype=dtype, device=device
+        )
         self.lengths = [0] * num_layers
 
     def append(self, layer, k, v):
-        """Keep k and v of the layer's next T tokens. ValueError, keeping nothing, if they do not all fit."""
+        """Keep k and v of the layer's next T tokens. ValueError, keeping nothing, if they do not
+        all fit."""
         # solution: minivllm.attention.contiguous.ContiguousKVCache.append
 
     def view(self, layer):
@@ -192,7 +210,8 @@ import torch
 
 
 def generate_with_cache(model, token_ids, max_new_tokens, cache):
-    """The greedy continuation of token_ids, max_new_tokens long; every token goes through the model once."""
+    """The greedy continuation of token_ids, max_new_tokens long; every token goes through the model
+    once."""
     # BEGIN SOLUTION
     new, num_cached, output = list(token_ids), 0, []
     for _ in range(max_new_tokens):
@@ -287,11 +306,18 @@ check("3.4")
 
 # %% id="cost-table" tags=["nbval-check-output"]
 need("3.4")
-for name in ("smollm2-135m", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"):
+for name in (
+    "smollm2-135m",
+    "Qwen/Qwen3-8B",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "meta-llama/Llama-3.1-70B-Instruct",
+):
     config = KNOWN_CONFIGS[name]
     each = kv_bytes_per_token(config, 2)
     heads = f"{config.num_kv_heads} of {config.num_heads} heads"
-    print(f"{name:35} {heads:14} {each / 1024:6.1f} KiB a token  {each * 4096 / 2**20:6.0f} MiB for 4,096")
+    print(
+        f"{name:35} {heads:14} {each / 1024:6.1f} KiB a token  {each * 4096 / 2**20:6.0f} MiB for 4,096"
+    )
 
 # %% [markdown] id="plug-in"
 # ## Plug it in
@@ -306,7 +332,8 @@ for name in ("smollm2-135m", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"
 
 # %% id="plug-in-run"
 def model(token_ids, positions, cache):
-    """Logits [T, vocab_size] of the next T tokens of a sequence; what came before is read from the cache."""
+    """Logits [T, vocab_size] of the next T tokens of a sequence; what came before is read from the
+    cache."""
     return forward_with_cache(decoder, token_ids.to(lab.device), positions.to(lab.device), cache)
 
 
@@ -314,7 +341,9 @@ def new_cache(max_len, batch_size=1):
     """A cache for one sequence; for a static batch the sequences' heads lie side by side."""
     config = decoder.config
     heads = batch_size * config.num_kv_heads
-    return ContiguousKVCache(config.num_layers, max_len, heads, config.head_dim, dtype=lab.dtype, device=lab.device)
+    return ContiguousKVCache(
+        config.num_layers, max_len, heads, config.head_dim, dtype=lab.dtype, device=lab.device
+    )
 
 
 need("3.1", "3.2")  # after a restart, or if you skipped them: your saved answers, or minivllm's
@@ -331,7 +360,9 @@ def as_naive(prompt, output):
     return int((logits.max(-1).values - chosen < 0.02 * logits.max()).sum())
 
 
-print(f"\n{as_naive(prompt, output)} of {num_new} tokens are what the naive model would have chosen.")
+print(
+    f"\n{as_naive(prompt, output)} of {num_new} tokens are what the naive model would have chosen."
+)
 
 # %% [markdown] id="plug-in-batch-text"
 # And a static batch. Your `left_pad` makes the rectangle; your cache takes all sequences at once, since in a batch they all
@@ -345,7 +376,9 @@ def generate_static_batch(prompts, num_new):
     cache = new_cache(token_ids.shape[1] + num_new, batch_size=len(prompts))
     newest, columns = token_ids, []
     for _ in range(num_new):
-        newest = forward_batch_with_cache(decoder, newest, positions, mask, cache).argmax(-1, keepdim=True)  # [B, 1]
+        newest = forward_batch_with_cache(decoder, newest, positions, mask, cache).argmax(
+            -1, keepdim=True
+        )  # [B, 1]
         columns.append(newest)
         positions = positions[:, -1:] + 1
         mask = torch.cat([mask, torch.ones_like(newest, dtype=torch.bool)], dim=1)
@@ -353,7 +386,12 @@ def generate_static_batch(prompts, num_new):
 
 
 need("3.1", "3.3")
-texts = ["The capital of France is", "Water boils at", "My favourite season is autumn, because the leaves", "Once"]
+texts = [
+    "The capital of France is",
+    "Water boils at",
+    "My favourite season is autumn, because the leaves",
+    "Once",
+]
 prompts = [tokenizer.encode(text) for text in texts]
 for prompt, output in zip(prompts, generate_static_batch(prompts, 8)):
     print(f"{tokenizer.decode(prompt + output)!r}   {as_naive(prompt, output)} of 8 as naive")
@@ -384,7 +422,8 @@ def timed(function, *arguments):
 
 
 def draw_times(cached, naive, picture):
-    """Both lines so far: milliseconds for a token against the number of tokens before it. Returns the last two values."""
+    """Both lines so far: milliseconds for a token against the number of tokens before it. Returns
+    the last two values."""
     lengths, times = list(cached), list(cached.values())
     smooth = [statistics.median(times[max(0, i - 8) : i + 1]) for i in range(len(times))]
     longest = max(naive)
@@ -395,7 +434,10 @@ def draw_times(cached, naive, picture):
     axes.set(xlabel="tokens in the text", ylabel="ms for this token")
     axes.set(xlim=(0, 1.02 * last), ylim=(0, 1.15 * max(naive.values())))
     ratio = naive[longest] / smooth[-1]
-    axes.set_title(f"At {longest} tokens: {ratio:.1f} times as fast" if ratio > 1.2 else "No gain yet", loc="left")
+    axes.set_title(
+        f"At {longest} tokens: {ratio:.1f} times as fast" if ratio > 1.2 else "No gain yet",
+        loc="left",
+    )
     axes.legend(frameon=False, loc="upper left")
     picture.update(
         figure,
@@ -443,9 +485,17 @@ save_result(
     "03",
     tokens_per_second=1000 / ms_cached,
     what=f"with a KV cache, at {last} tokens",
-    data={"device": lab.device, "dtype": str(lab.dtype), "model": lab.model, "ms_naive": naive, "ms_cached": ms_cached},
+    data={
+        "device": lab.device,
+        "dtype": str(lab.dtype),
+        "model": lab.model,
+        "ms_naive": naive,
+        "ms_cached": ms_cached,
+    },
 )
-print(f"At {last} tokens: naive {1000 / ms_naive:.2f} tokens/s, with your cache {1000 / ms_cached:.1f} tokens/s.")
+print(
+    f"At {last} tokens: naive {1000 / ms_naive:.2f} tokens/s, with your cache {1000 / ms_cached:.1f} tokens/s."
+)
 
 # %% [markdown] id="experiment-ttft-text"
 # ## Experiment 2 · Time to the first token
@@ -459,20 +509,32 @@ for length in (32, 64, 128) if lab.fast else (64, 128, 256, 512):
     prompt = torch.tensor((text * (length // len(text) + 1))[:length])
     runs = range(2 if lab.fast else 3)  # the best of them: a run can be disturbed
     ttft["naive"][length] = min(timed(naive_model, prompt)[0] for _ in runs)
-    ttft["with your cache"][length] = min(timed(model, prompt, torch.arange(length), new_cache(length))[0] for _ in runs)
+    ttft["with your cache"][length] = min(
+        timed(model, prompt, torch.arange(length), new_cache(length))[0] for _ in runs
+    )
 
 figure, axes = new_figure()
 for i, (name, times) in enumerate(ttft.items()):
-    axes.plot(list(times), list(times.values()), marker="os"[i], linestyle=("-", "--")[i], label=name)
+    axes.plot(
+        list(times), list(times.values()), marker="os"[i], linestyle=("-", "--")[i], label=name
+    )
 axes.set(xlabel="tokens in the prompt", ylabel="ms to the first token", xlim=0, ylim=0)
 ratio = ttft["with your cache"][length] / ttft["naive"][length]
-recall("3.p1", but=f"the two waits differ, {ratio:.2f} to 1. Is the machine busy?" if abs(ratio - 1) > 0.3 else "")
+recall(
+    "3.p1",
+    but=f"the two waits differ, {ratio:.2f} to 1. Is the machine busy?"
+    if abs(ratio - 1) > 0.3
+    else "",
+)
 axes.set_title(f"A prompt of {length} tokens: {ratio:.2f} times the naive wait", loc="left")
 axes.legend(frameon=False)
 show(
     figure,
     alt="Time to the first token against the prompt's length. "
-    + "; ".join(f"{name}: " + ", ".join(f"{ms:.0f} ms at {n}" for n, ms in times.items()) for name, times in ttft.items())
+    + "; ".join(
+        f"{name}: " + ", ".join(f"{ms:.0f} ms at {n}" for n, ms in times.items())
+        for name, times in ttft.items()
+    )
     + ".",
 )
 
@@ -519,9 +581,13 @@ show(
 prompts = [[rng.randrange(100, 1000) for _ in range(n)] for n in prompt_lengths]
 num_new = 4 if lab.fast else 12
 together = timed(generate_static_batch, prompts, num_new)[0]
-alone = sum(timed(generate_with_cache, model, p, num_new, new_cache(len(p) + num_new))[0] for p in prompts)
+alone = sum(
+    timed(generate_with_cache, model, p, num_new, new_cache(len(p) + num_new))[0] for p in prompts
+)
 print(f"{8 * num_new} tokens, one request after another: {alone / 1000:.1f} s")
-print(f"{8 * num_new} tokens, in one batch: {together / 1000:.1f} s, {alone / together:.1f} times as fast")
+print(
+    f"{8 * num_new} tokens, in one batch: {together / 1000:.1f} s, {alone / together:.1f} times as fast"
+)
 
 # %% [markdown] id="experiment-batch-reading"
 # Both are true: batching is faster, for weights are read once for all, and much of the rectangle is wasted. Lab 05 gets rid of
@@ -538,9 +604,15 @@ need("3.4")
 recall("3.p2")
 memory = 64 * 2**30
 lengths = [2**n for n in range(10, 18)]
-names = {"meta-llama/Llama-3.1-8B-Instruct": "an 8B model", "meta-llama/Llama-3.1-70B-Instruct": "a 70B model"}
+names = {
+    "meta-llama/Llama-3.1-8B-Instruct": "an 8B model",
+    "meta-llama/Llama-3.1-70B-Instruct": "a 70B model",
+}
 fits = {
-    label: [max_concurrency(memory, length, kv_bytes_per_token(KNOWN_CONFIGS[name], 2)) for length in lengths]
+    label: [
+        max_concurrency(memory, length, kv_bytes_per_token(KNOWN_CONFIGS[name], 2))
+        for length in lengths
+    ]
     for name, label in names.items()
 }
 
@@ -554,13 +626,17 @@ axes.set_yticks([1, 10, 100], ["1", "10", "100"])
 axes.minorticks_off()
 axes.set(xlabel="max_model_len, reserved up front", ylabel="requests at once")
 first, at_4k, at_128k = next(iter(fits)), lengths.index(4096), -1
-axes.set_title(f"64 GiB, {first}: {fits[first][at_4k]} requests at 4k, {fits[first][at_128k]} at 128k", loc="left")
+axes.set_title(
+    f"64 GiB, {first}: {fits[first][at_4k]} requests at 4k, {fits[first][at_128k]} at 128k",
+    loc="left",
+)
 axes.legend(frameon=False)
 show(
     figure,
     alt="Requests that fit into 64 GiB against max_model_len, both on logarithmic axes: straight lines downwards. "
     + "; ".join(
-        f"{label}: " + ", ".join(f"{v} at {n // 1024}k" for n, v in zip(lengths, values)) for label, values in fits.items()
+        f"{label}: " + ", ".join(f"{v} at {n // 1024}k" for n, v in zip(lengths, values))
+        for label, values in fits.items()
     )
     + ".",
 )
@@ -572,11 +648,15 @@ show(
 # %% id="experiment-used" tags=["nbval-check-output"]
 rng = random.Random(0)
 real = [min(131072, int(rng.lognormvariate(6.5, 1.0))) for _ in range(1000)]
-print(f"half of the requests are shorter than {sorted(real)[500]} tokens, one in a hundred is longer than {sorted(real)[990]}")
+print(
+    f"half of the requests are shorter than {sorted(real)[500]} tokens, one in a hundred is longer than {sorted(real)[990]}"
+)
 for length in (4096, 131072):
     written = sum(min(n, length) for n in real) / (len(real) * length)
     too_long = sum(n > length for n in real)
-    print(f"max_model_len {length:6}: {written:5.1%} of the reserved memory is ever written, {too_long} requests are too long")
+    print(
+        f"max_model_len {length:6}: {written:5.1%} of the reserved memory is ever written, {too_long} requests are too long"
+    )
 
 # %% [markdown] id="mistakes"
 # ## Common mistakes

@@ -35,7 +35,19 @@ import time
 
 import torch
 
-from checks import components, journey, need, new_figure, predict, quiz, recall, save_result, show, show_diff, start
+from checks import (
+    components,
+    journey,
+    need,
+    new_figure,
+    predict,
+    quiz,
+    recall,
+    save_result,
+    show,
+    show_diff,
+    start,
+)
 from minivllm import LLM, SamplingParams
 from minivllm.attention.contiguous import ContiguousKVCache, forward_with_cache
 from minivllm.core.request import Request
@@ -98,17 +110,36 @@ OWNER_COLOURS = {"A": "#0072B2", "B": "#E69F00", "C": "#009E73", "D": "#CC79A7"}
 
 
 def draw_slots(axes, rows, title, numbered):
-    """Rows of slots: (owner, position) where a token is, (owner, None) where the slot is taken and empty, None where it is free."""
+    """Rows of slots: (owner, position) where a token is, (owner, None) where the slot is taken and
+    empty, None where it is free."""
     for y, row in enumerate(rows):
         for x, slot in enumerate(row):
             owner, position = slot or (None, None)
             left, top = x + (x // 4 * 0.25 if numbered else 0), y * 1.6
             colour = OWNER_COLOURS.get(owner, "white")
             alpha = 0.25 if owner and position is None else 1.0
-            axes.add_patch(Rectangle((left, top), 1, 1, facecolor=colour, alpha=alpha, edgecolor="#777777", linewidth=0.6))
+            axes.add_patch(
+                Rectangle(
+                    (left, top),
+                    1,
+                    1,
+                    facecolor=colour,
+                    alpha=alpha,
+                    edgecolor="#777777",
+                    linewidth=0.6,
+                )
+            )
             if position is not None:
                 ink = "black" if owner == "B" else "white"
-                axes.text(left + 0.5, top + 0.5, f"{owner}{position}", ha="center", va="center", fontsize=7, color=ink)
+                axes.text(
+                    left + 0.5,
+                    top + 0.5,
+                    f"{owner}{position}",
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color=ink,
+                )
             if x % 4 == 0 and (numbered or x == 0):
                 what = f"block {y * 3 + x // 4}" if numbered else f"reserved for {owner}"
                 axes.text(left, top + 1.08, what, va="top", fontsize=7)
@@ -128,7 +159,12 @@ for owner, table in tables.items():
 
 figure, (left, right) = new_figure(width=8.0, height=1.85, columns=2)
 draw_slots(left, reserved, "Reserved: 36 of 36 slots taken", numbered=False)
-draw_slots(right, [paged[i : i + 12] for i in range(0, 36, 12)], "Paged: 24 of 36 slots taken", numbered=True)
+draw_slots(
+    right,
+    [paged[i : i + 12] for i in range(0, 36, 12)],
+    "Paged: 24 of 36 slots taken",
+    numbered=True,
+)
 show(
     figure,
     alt="Two pictures of a cache of 36 slots. Reserved: three rows of 12, one for each request, of which A fills 6, B 3 and C 9;"
@@ -188,7 +224,8 @@ class BlockPool:
         return len(self.free_blocks)
 
     def allocate(self, n):
-        """A list of n free blocks, their ref_cnt now 1. ValueError, taking nothing, if fewer are free."""
+        """A list of n free blocks, their ref_cnt now 1. ValueError, taking nothing, if fewer are
+        free."""
         # BEGIN SOLUTION
         if n > self.num_free_blocks:
             raise ValueError(f"Cannot allocate {n} blocks: {self.num_free_blocks} are free.")
@@ -199,11 +236,14 @@ class BlockPool:
         # END SOLUTION
 
     def free(self, blocks):
-        """Take one from each block's ref_cnt; those nobody holds any more are free. ValueError if nobody did."""
+        """Take one from each block's ref_cnt; those nobody holds any more are free. ValueError if
+        nobody did."""
         # BEGIN SOLUTION
         for block in blocks:
             if block.ref_cnt < 1:
-                raise ValueError(f"Block {block.block_id} is not in use: it is freed twice, or is the null block.")
+                raise ValueError(
+                    f"Block {block.block_id} is not in use: it is freed twice, or is the null block."
+                )
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
                 self.free_blocks.append(block)
@@ -245,11 +285,14 @@ class KVCacheManager:
         self.req_to_blocks = {}  # request id -> its blocks
 
     def allocate_slots(self, request, num_new_tokens):
-        """The blocks newly allocated for the next num_new_tokens tokens, or None if the pool has too few."""
+        """The blocks newly allocated for the next num_new_tokens tokens, or None if the pool has
+        too few."""
         # BEGIN SOLUTION
         blocks = self.req_to_blocks.get(request.request_id, [])
         num_slots = request.num_computed_tokens + num_new_tokens
-        num_new_blocks = max(0, -(-num_slots // self.block_size) - len(blocks))  # -(-a // b) rounds up
+        num_new_blocks = max(
+            0, -(-num_slots // self.block_size) - len(blocks)
+        )  # -(-a // b) rounds up
         if num_new_blocks > self.block_pool.num_free_blocks:
             return None
         new_blocks = self.block_pool.allocate(num_new_blocks)
@@ -271,13 +314,20 @@ check("4.2")
 
 # %% id="replay"
 def new_manager(num_blocks, block_size):
-    """Your manager over your pool. (minivllm's, where you skipped, knows about prefix caching; it is told not to.)"""
-    off = {"max_model_len": 1 << 20, "enable_caching": False} if "prefix caching" in KVCacheManager.capabilities else {}
+    """Your manager over your pool. (minivllm's, where you skipped, knows about prefix caching; it
+    is told not to.)"""
+    off = (
+        {"max_model_len": 1 << 20, "enable_caching": False}
+        if "prefix caching" in KVCacheManager.capabilities
+        else {}
+    )
     return KVCacheManager(BlockPool(num_blocks), block_size, **off)
 
 
 def new_request(name, num_tokens):
-    return Request(name, prompt_token_ids=[0] * num_tokens, sampling_params=SamplingParams(), max_tokens=1)
+    return Request(
+        name, prompt_token_ids=[0] * num_tokens, sampling_params=SamplingParams(), max_tokens=1
+    )
 
 
 def give_slots(manager, request, num_new_tokens):
@@ -298,7 +348,9 @@ for _ in range(3):
 manager.free(requests["B"])
 give_slots(manager, requests["D"], 5)
 for name, blocks in manager.req_to_blocks.items():
-    print(f"{name}: {requests[name].num_computed_tokens} tokens in blocks {[block.block_id for block in blocks]}")
+    print(
+        f"{name}: {requests[name].num_computed_tokens} tokens in blocks {[block.block_id for block in blocks]}"
+    )
 print(f"free: {manager.block_pool.num_free_blocks} of 8")
 
 # %% [markdown] id="exercise-4-3-text"
@@ -321,7 +373,8 @@ import numpy as np
 
 
 def slot_mapping(positions, block_table, block_size):
-    """The cache slots [T] of tokens at positions [T] of a sequence whose blocks are block_table [M], in order."""
+    """The cache slots [T] of tokens at positions [T] of a sequence whose blocks are block_table
+    [M], in order."""
     # solution: minivllm.worker.input_batch.slot_mapping
 
 
@@ -378,11 +431,14 @@ import torch
 
 
 def paged_decode(q, kv_cache, block_tables, seq_lens):
-    """Attention of one new token per sequence, q [B, H, D], over its history in the cache, through block_tables [B, M]."""
+    """Attention of one new token per sequence, q [B, H, D], over its history in the cache, through
+    block_tables [B, M]."""
     # BEGIN SOLUTION
     _, H, D = q.shape
     num_kv_heads = kv_cache.shape[3]
-    k, v = kv_cache[:, block_tables.long()].flatten(2, 3).float()  # each [B, S, num_kv_heads, D], S = M * block_size
+    k, v = (
+        kv_cache[:, block_tables.long()].flatten(2, 3).float()
+    )  # each [B, S, num_kv_heads, D], S = M * block_size
     there = torch.arange(k.shape[1], device=q.device) < seq_lens[:, None]  # [B, S]
     k, v = (x.repeat_interleave(H // num_kv_heads, dim=2) for x in (k, v))
 
@@ -414,8 +470,15 @@ mine = components()
 print("\n".join(line for line in mine.describe().splitlines() if line.split()[0] in mine))
 
 llm = None  # if this cell runs twice, the first engine goes before the second comes
-llm = LLM(lab.model, components=mine, dtype="float32", max_model_len=1024, num_gpu_blocks_override=129)
-questions = ["Why is the sky blue?", "Name three colours.", "What is a hotel?", "Say hello in French."]
+llm = LLM(
+    lab.model, components=mine, dtype="float32", max_model_len=1024, num_gpu_blocks_override=129
+)
+questions = [
+    "Why is the sky blue?",
+    "Name three colours.",
+    "What is a hotel?",
+    "Say hello in French.",
+]
 chats = [[{"role": "user", "content": question}] for question in questions]
 params = SamplingParams(temperature=0, max_tokens=12 if lab.fast else 40)
 answers = [output.outputs[0] for output in llm.chat(chats, params, use_tqdm=False)]
@@ -459,7 +522,8 @@ def make_requests(count, seed=0):
 
 
 def serve_reserved(asked, steps):
-    """Eight reservations. Returns tokens used by each request that is running after `steps` steps."""
+    """Eight reservations. Returns tokens used by each request that is running after `steps`
+    steps."""
     waiting, running = list(asked), []
     for _ in range(steps):
         running = [[used + 1, end] for used, end in running if used < end]
@@ -470,9 +534,12 @@ def serve_reserved(asked, steps):
 
 
 def serve_paged(asked, steps, block_size):
-    """Your pool and manager. Returns the manager, and (requests, tokens, allocated slots) after each step."""
+    """Your pool and manager. Returns the manager, and (requests, tokens, allocated slots) after
+    each step."""
     manager = new_manager(SLOTS // block_size + 1, block_size)  # one more: the null block
-    waiting = [(new_request(str(i), prompt), prompt + output) for i, (prompt, output) in enumerate(asked)]
+    waiting = [
+        (new_request(str(i), prompt), prompt + output) for i, (prompt, output) in enumerate(asked)
+    ]
     running, history = [], []
     for _ in range(steps):
         for request, end in [r for r in running if r[0].num_computed_tokens >= r[1]]:
@@ -480,9 +547,13 @@ def serve_paged(asked, steps, block_size):
             running.remove((request, end))
         for request, end in list(running):
             while (request, end) in running and not give_slots(manager, request, 1):
-                newest, its_end = running.pop()  # no block is free: the newest request has to give way (Lab 05)
+                newest, its_end = (
+                    running.pop()
+                )  # no block is free: the newest request has to give way (Lab 05)
                 manager.free(newest)
-                waiting.insert(0, (new_request(newest.request_id, newest.num_computed_tokens), its_end))
+                waiting.insert(
+                    0, (new_request(newest.request_id, newest.num_computed_tokens), its_end)
+                )
         while waiting:
             request = waiting[0][0]
             spare = manager.block_pool.num_free_blocks - request.num_prompt_tokens / block_size
@@ -490,7 +561,9 @@ def serve_paged(asked, steps, block_size):
                 break  # a free block is left for everybody who runs, so that they can grow
             running.append(waiting.pop(0))
         tokens = sum(request.num_computed_tokens for request, _ in running)
-        history.append((len(running), tokens, SLOTS - manager.block_pool.num_free_blocks * block_size))
+        history.append(
+            (len(running), tokens, SLOTS - manager.block_pool.num_free_blocks * block_size)
+        )
     return manager, history
 
 
@@ -515,15 +588,20 @@ recall("4.p1")
 
 
 def colour_of(i):
-    """A colour for request i that no other has: far from its neighbours' in hue, and in turns strong, light and dark."""
-    return torch.tensor(hsv_to_rgb((i * 0.618 % 1, (0.85, 0.45, 0.8)[i % 3], (0.85, 0.95, 0.5)[i % 3]))).float()
+    """A colour for request i that no other has: far from its neighbours' in hue, and in turns
+    strong, light and dark."""
+    return torch.tensor(
+        hsv_to_rgb((i * 0.618 % 1, (0.85, 0.45, 0.8)[i % 3], (0.85, 0.95, 0.5)[i % 3]))
+    ).float()
 
 
 def outline(axes, blocks):
     """A black line around each of these blocks."""
     for block in blocks:
         row, column = divmod(block, 32)
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
+        axes.add_patch(
+            Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.4)
+        )
 
 
 grid_reserved = torch.ones(1024, 3)
@@ -538,7 +616,10 @@ for i, blocks in enumerate(manager.req_to_blocks.values()):
 most = max(manager.req_to_blocks.values(), key=len)
 
 figure, both = new_figure(width=8.0, height=4.3, columns=2)
-titles = f"Reserved: {len(reserved)} requests, {used[0]:.0%} used", f"Paged: {num_paged} requests, {used[1]:.0%} used"
+titles = (
+    f"Reserved: {len(reserved)} requests, {used[0]:.0%} used",
+    f"Paged: {num_paged} requests, {used[1]:.0%} used",
+)
 for axes, grid, title in zip(both, (grid_reserved, grid_paged), titles):
     axes.imshow(grid.view(32, 32, 3), interpolation="nearest")
     axes.grid(False)
@@ -579,9 +660,12 @@ def cache_and_tables(block_size, batch=16, seq_len=512):
 
 
 def read_milliseconds(sizes):
-    """The best time, by block size, to read all keys and values through the tables. The sizes take turns, so that a moment in
-    which the machine is busy hurts all of them alike."""
-    inputs, best = {size: cache_and_tables(size) for size in sizes}, dict.fromkeys(sizes, float("inf"))
+    """The best time, by block size, to read all keys and values through the tables. The sizes take
+    turns, so that a moment in which the machine is busy hurts all of them alike."""
+    inputs, best = (
+        {size: cache_and_tables(size) for size in sizes},
+        dict.fromkeys(sizes, float("inf")),
+    )
     for _ in range(20 if lab.fast else 100):
         for size, (kv_cache, tables) in inputs.items():
             started = time.perf_counter()
@@ -594,8 +678,14 @@ need("4.1", "4.2")
 rows, milliseconds = {}, read_milliseconds(sizes)
 for size in sizes:
     _, history = serve_paged(asked, steps=300, block_size=size)
-    requests, tokens, slots = (statistics.mean(column) for column in zip(*history[150:]))  # the pool is full by then
-    rows[size] = {"empty": 100 * (1 - tokens / slots), "requests": requests, "ms": milliseconds[size]}
+    requests, tokens, slots = (
+        statistics.mean(column) for column in zip(*history[150:])
+    )  # the pool is full by then
+    rows[size] = {
+        "empty": 100 * (1 - tokens / slots),
+        "requests": requests,
+        "ms": milliseconds[size],
+    }
     print(
         f"block size {size:3}: {rows[size]['empty']:4.1f} % of slots empty, {requests:4.1f} requests,"
         f" {-(-512 // size):3} entries for 512 tokens, {rows[size]['ms']:5.2f} ms to read"
@@ -625,7 +715,8 @@ print(f"Reading token by token takes {slower:.1f} times as long as in the best p
 if slower < 3:
     row_bytes = config.num_kv_heads * config.head_dim * lab.dtype.itemsize
     print(
-        f"That is little here: one token's key is {row_bytes} bytes in a row, {row_bytes // 64} cache lines, a fair piece by itself."
+        f"That is little here: one token's key is {row_bytes} bytes in a row,"
+        f" {row_bytes // 64} cache lines, a fair piece by itself."
     )
 
 
@@ -642,19 +733,26 @@ if slower < 3:
 # %% id="experiment-speed"
 num_requests, num_new, rounds = (8, 8, 1) if lab.fast else (16, 16, 3)
 rng = random.Random(1)
-prompts = [[rng.randrange(100, 10000) for _ in range(rng.randint(8, 60))] for _ in range(num_requests)]
+prompts = [
+    [rng.randrange(100, 10000) for _ in range(rng.randint(8, 60))] for _ in range(num_requests)
+]
 decoder = lab.load_decoder()
 logging.getLogger("minivllm").setLevel(logging.WARNING)
 
 
 def one_after_another():
-    """Lab 03: a contiguous cache, one request at a time. Half of the requests: the rate does not depend on how many wait."""
+    """Lab 03: a contiguous cache, one request at a time. Half of the requests: the rate does not
+    depend on how many wait."""
     for prompt in prompts[: num_requests // 2]:
-        cache = ContiguousKVCache(config.num_layers, 2048, config.num_kv_heads, config.head_dim, lab.dtype, lab.device)
+        cache = ContiguousKVCache(
+            config.num_layers, 2048, config.num_kv_heads, config.head_dim, lab.dtype, lab.device
+        )
         new, start = prompt, 0
         for _ in range(num_new):
             positions = torch.arange(start, start + len(new), device=lab.device)
-            logits = forward_with_cache(decoder, torch.tensor(new, device=lab.device), positions, cache)
+            logits = forward_with_cache(
+                decoder, torch.tensor(new, device=lab.device), positions, cache
+            )
             start += len(new)
             new = [int(logits[-1].argmax())]
 
@@ -692,7 +790,13 @@ save_result(
     "04",
     tokens_per_second=speeds[at_once],
     what=f"paged KV, {num_requests} requests at once",
-    data={"device": lab.device, "dtype": dtype, "model": lab.model, "speeds": speeds, "block_sizes": rows},
+    data={
+        "device": lab.device,
+        "dtype": dtype,
+        "model": lab.model,
+        "speeds": speeds,
+        "block_sizes": rows,
+    },
     requests=num_requests,
     alone=speeds["paged, one alone"],
 )

@@ -32,7 +32,18 @@
 import logging
 import time
 
-from checks import components, journey, new_figure, predict, quiz, recall, save_result, show, show_diff, start
+from checks import (
+    components,
+    journey,
+    new_figure,
+    predict,
+    quiz,
+    recall,
+    save_result,
+    show,
+    show_diff,
+    start,
+)
 from minivllm import LLM, Components, EngineConfig, SamplingParams
 from minivllm.bench import metrics
 from minivllm.bench.replay import replay
@@ -107,7 +118,17 @@ def draw_prompts(axes, prompts):
         for x, token in enumerate(text):
             left, found = x + x // 4 * 0.3, x // 4 < num_found
             face, hatch = (BLUE, "//") if found else (ORANGE, None)
-            axes.add_patch(Rectangle((left, y * 1.5), 1, 1, facecolor=face, alpha=0.45, edgecolor="#555555", hatch=hatch))
+            axes.add_patch(
+                Rectangle(
+                    (left, y * 1.5),
+                    1,
+                    1,
+                    facecolor=face,
+                    alpha=0.45,
+                    edgecolor="#555555",
+                    hatch=hatch,
+                )
+            )
             axes.text(left + 0.5, y * 1.5 + 0.5, token, ha="center", va="center", fontsize=10)
     axes.set(xlim=(-3, 12), ylim=(1.5 * len(prompts), -0.2), xticks=[], yticks=[], aspect="equal")
     axes.spines[:].set_visible(False)
@@ -115,7 +136,10 @@ def draw_prompts(axes, prompts):
 
 
 figure, axes = new_figure(width=5.5, height=2.5)
-draw_prompts(axes, [("A", "abcdefghij", 0), ("B", "abcdefxyz", 1), ("C", "abcdefgh", 1), ("D", "Xbcdefghij", 0)])
+draw_prompts(
+    axes,
+    [("A", "abcdefghij", 0), ("B", "abcdefxyz", 1), ("C", "abcdefgh", 1), ("D", "Xbcdefghij", 0)],
+)
 show(
     figure,
     alt="Four prompts in blocks of 4 tokens. Blue and hatched: found in the cache; orange: computed. A, abcd efgh ij, computes"
@@ -273,8 +297,14 @@ def draw_free_list(axes, history):
         axes.text(-0.3, y + 0.5, event, ha="right", va="center", fontsize=8)
         for x, (block_id, owner) in enumerate(row):
             face, hatch = {"A": (BLUE, "//"), "B": (ORANGE, ".."), "": ("white", None)}[owner]
-            axes.add_patch(Rectangle((x, y), 0.9, 0.85, facecolor=face, alpha=0.5, hatch=hatch, edgecolor="#555555"))
-            axes.text(x + 0.45, y + 0.42, f"{block_id}{owner}", ha="center", va="center", fontsize=9)
+            axes.add_patch(
+                Rectangle(
+                    (x, y), 0.9, 0.85, facecolor=face, alpha=0.5, hatch=hatch, edgecolor="#555555"
+                )
+            )
+            axes.text(
+                x + 0.45, y + 0.42, f"{block_id}{owner}", ha="center", va="center", fontsize=9
+            )
     axes.set(xlim=(-5.2, 8), ylim=(len(history), -0.2), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     axes.grid(False)
@@ -284,7 +314,10 @@ pool, history = BlockPool(8), []
 
 
 def note(event):
-    row = [(block.block_id, block.block_hash[0] if block.block_hash else "") for block in pool.free_block_queue]
+    row = [
+        (block.block_id, block.block_hash[0] if block.block_hash else "")
+        for block in pool.free_block_queue
+    ]
     history.append((event, row))
 
 
@@ -312,7 +345,10 @@ draw_free_list(axes, history)
 show(
     figure,
     alt="The free list after each event, front first. "
-    + " ".join(f"{event}: {', '.join(f'{i}{owner}' for i, owner in row) or 'empty'}." for event, row in history),
+    + " ".join(
+        f"{event}: {', '.join(f'{i}{owner}' for i, owner in row) or 'empty'}."
+        for event, row in history
+    ),
 )
 
 # %% [markdown] id="plug-in"
@@ -324,9 +360,15 @@ show(
 # %% id="plug-in-run"
 logging.getLogger("minivllm").setLevel(logging.WARNING)
 mine = components()
-print("\n".join(line for line in mine.describe().splitlines() if line.split()[0] in mine), end="\n\n")
+print(
+    "\n".join(line for line in mine.describe().splitlines() if line.split()[0] in mine), end="\n\n"
+)
 
-story = make("long_document", n=1, doc_words=120, questions=1).requests[0].prompt.partition("\n\nQuestion")[0]
+story = (
+    make("long_document", n=1, doc_words=120, questions=1)
+    .requests[0]
+    .prompt.partition("\n\nQuestion")[0]
+)
 questions = ["What is this about?", "Name one thing it says.", "Is it long?", "Who would read it?"]
 chats = [[{"role": "user", "content": f"{story}\n\n{question}"}] for question in questions]
 params = SamplingParams(temperature=0, max_tokens=8 if lab.fast else 24)
@@ -335,7 +377,9 @@ params = SamplingParams(temperature=0, max_tokens=8 if lab.fast else 24)
 def two_turns(**settings):
     """What an engine answers in two turns of each chat: [(tokens, tokens found in the cache)]."""
     answers = []
-    with LLM(lab.model, dtype="float32", max_model_len=1024, num_gpu_blocks_override=257, **settings) as llm:
+    with LLM(
+        lab.model, dtype="float32", max_model_len=1024, num_gpu_blocks_override=257, **settings
+    ) as llm:
         first = llm.chat(chats, params, use_tqdm=False)
         again = [
             [
@@ -346,18 +390,22 @@ def two_turns(**settings):
             for chat, out in zip(chats, first)
         ]
         for out in [*first, *llm.chat(again, params, use_tqdm=False)]:
-            answers.append((list(out.outputs[0].token_ids), len(out.prompt_token_ids), out.num_cached_tokens))
+            answers.append(
+                (list(out.outputs[0].token_ids), len(out.prompt_token_ids), out.num_cached_tokens)
+            )
     return answers
 
 
 cached, cold = two_turns(components=mine), two_turns(enable_prefix_caching=False)
 for i, (_, num_prompt_tokens, num_cached_tokens) in enumerate(cached):
-    print(f"turn {i // 4 + 1}, question {i % 4 + 1}: {num_cached_tokens:3} of {num_prompt_tokens} prompt tokens were there")
+    print(
+        f"turn {i // 4 + 1}, question {i % 4 + 1}: {num_cached_tokens:3} of {num_prompt_tokens} prompt tokens were there"
+    )
 same = sum(a[0] == b[0] for a, b in zip(cached, cold))
 print(f"{same} of {len(cold)} answers are the same as without a cache, token for token")
 
 # %% [markdown] id="plug-in-diff"
-# Look at question 2 of the first turn. All four came at once, so nothing was computed yet: it shares blocks that are being filled *in the
+# Look at question 2 of the first turn. All four came at once, and nothing was computed: it shares blocks that are being filled *in the
 # same step*. That is sound, for a layer writes everybody's keys and values before anybody reads. And your pool, against minivllm's:
 
 # %% id="plug-in-show-diff"
@@ -371,9 +419,13 @@ show_diff("core/block_pool.py")
 
 # %% id="experiment-second-turn"
 tokenizer = lab.load_tokenizer()
-opening = tokenizer.encode(make("long_document", n=1, doc_words=1000, questions=1).requests[0].prompt)[:1000]
+opening = tokenizer.encode(
+    make("long_document", n=1, doc_words=1000, questions=1).requests[0].prompt
+)[:1000]
 question = tokenizer.encode(" And then?")
-decode = SamplingParams(temperature=0, max_tokens=17, ignore_eos=True)  # 16 of them have keys and values when the turn ends
+decode = SamplingParams(
+    temperature=0, max_tokens=17, ignore_eos=True
+)  # 16 of them have keys and values when the turn ends
 
 
 def three_runs(llm):
@@ -391,10 +443,17 @@ def three_runs(llm):
     return runs
 
 
-settings = {"components": mine, "max_model_len": 2048, "num_gpu_blocks_override": 257, "trace": True}
+settings = {
+    "components": mine,
+    "max_model_len": 2048,
+    "num_gpu_blocks_override": 257,
+    "trace": True,
+}
 with LLM(lab.model, dtype="float32", **settings) as llm:
     (first, _), (second, _), (cold, _) = three_runs(llm)
-    print(f"second turn: {second.num_cached_tokens} of {len(second.prompt_token_ids)} prompt tokens came from the cache")
+    print(
+        f"second turn: {second.num_cached_tokens} of {len(second.prompt_token_ids)} prompt tokens came from the cache"
+    )
     print(f"output as without it: {second.outputs[0].token_ids == cold.outputs[0].token_ids}")
 
 with LLM(lab.model, dtype=str(lab.dtype).removeprefix("torch."), **settings) as llm:
@@ -405,7 +464,9 @@ step = min(record.tpot for records in times for record in records)
 recall("7.p1")
 names = ["first turn", "second turn", "second turn, cold"]
 figure, axes = new_figure(width=6.5, height=1.9)
-bars = axes.barh(names, [1000 * t for t in ttft], color=[GREY, BLUE, ORANGE], hatch=["", "//", ""], alpha=0.7)
+bars = axes.barh(
+    names, [1000 * t for t in ttft], color=[GREY, BLUE, ORANGE], hatch=["", "//", ""], alpha=0.7
+)
 axes.bar_label(bars, [f" {1000 * t:.0f} ms" for t in ttft])
 axes.axvline(1000 * step, color="black", linestyle="--")
 axes.set_xlabel(f"time to first token, ms (dashed: one decode step, {1000 * step:.0f} ms)")
@@ -418,12 +479,19 @@ show(
     + ", ".join(f"{name} {1000 * t:.0f} ms" for name, t in zip(names, ttft))
     + f". One decode step takes {1000 * step:.0f} ms.",
 )
-print(f"The second turn's first token takes {ttft[1] / step:.1f} decode steps; without the cache {ttft[2] / step:.1f}.")
+print(
+    f"The second turn's first token takes {ttft[1] / step:.1f} decode steps; without the cache {ttft[2] / step:.1f}."
+)
 save_result(
     "07",
     tokens_per_second=len(second.prompt_token_ids) / ttft[1],
     what="prompt tokens a second, second turn of a chat",
-    data={"device": lab.device, "model": lab.model, "ttft": dict(zip(names, ttft)), "decode_step": step},
+    data={
+        "device": lab.device,
+        "model": lab.model,
+        "ttft": dict(zip(names, ttft)),
+        "decode_step": step,
+    },
 )
 
 # %% [markdown] id="experiment-workloads-text"
@@ -439,13 +507,21 @@ save_result(
 work = {
     "chat": make("chat", n=2 if lab.fast else 5, turns=3, max_tokens=4),
     "few_shot": make("few_shot", n=6 if lab.fast else 16, max_tokens=4),
-    "tree_of_thought": make("tree_of_thought", n=1, branches=2 if lab.fast else 3, depth=2, max_tokens=4),
+    "tree_of_thought": make(
+        "tree_of_thought", n=1, branches=2 if lab.fast else 3, depth=2, max_tokens=4
+    ),
     "no_sharing": make("no_sharing", n=4 if lab.fast else 12, prompt_len=256, max_tokens=4),
 }
 rows = {name: [] for name in work}
 for is_cached in (False, True):
     parts = {"components": mine} if is_cached else {"enable_prefix_caching": False}
-    with LLM(lab.model, dtype=str(lab.dtype).removeprefix("torch."), max_model_len=2048, trace=True, **parts) as llm:
+    with LLM(
+        lab.model,
+        dtype=str(lab.dtype).removeprefix("torch."),
+        max_model_len=2048,
+        trace=True,
+        **parts,
+    ) as llm:
         llm.generate("Hello", SamplingParams(max_tokens=2), use_tqdm=False)  # warm-up
         for name, workload in work.items():
             trace = replay(llm, workload)
@@ -453,13 +529,17 @@ for is_cached in (False, True):
             rows[name].append((metrics.cache_hit_rate(trace), sum(seconds) / len(seconds)))
             llm.reset_prefix_cache()
 for name, ((_, without), (rate, with_cache)) in rows.items():
-    print(f"{name:16} {rate:4.0%} found, mean TTFT {without * 1000:5.0f} -> {with_cache * 1000:5.0f} ms")
+    print(
+        f"{name:16} {rate:4.0%} found, mean TTFT {without * 1000:5.0f} -> {with_cache * 1000:5.0f} ms"
+    )
 
 figure, both = new_figure(width=8.0, height=2.6, columns=2)
 at = range(len(rows))
 both[0].bar(at, [100 * row[1][0] for row in rows.values()], color=BLUE, alpha=0.7, hatch="//")
 both[0].set_title("% of prompt tokens found", loc="left", fontsize=10)
-for i, (label, colour, hatch) in enumerate((("without", ORANGE, ""), ("with the cache", BLUE, "//"))):
+for i, (label, colour, hatch) in enumerate(
+    (("without", ORANGE, ""), ("with the cache", BLUE, "//"))
+):
     both[1].bar(
         [x + 0.4 * i - 0.2 for x in at],
         [1000 * r[i][1] for r in rows.values()],
@@ -497,13 +577,18 @@ show(
 def serve(workload, parts=mine, num_blocks=4096, block_size=16, **settings):
     """A trace of the workload through an engine over the echo model, and that engine."""
     config = EngineConfig(block_size=block_size, trace=True, **settings).resolved("cpu")
-    core = RecordingEngineCore(config, EchoExecutor(num_blocks, block_size, vocab_size=49152), parts, vocab_size=49152)
+    core = RecordingEngineCore(
+        config, EchoExecutor(num_blocks, block_size, vocab_size=49152), parts, vocab_size=49152
+    )
     return replay(core, workload.encoded(tokenizer.encode), clock=VirtualClock()), core
 
 
 sizes = [1, 4, 16, 64, 256] if lab.fast else [1, 2, 4, 8, 16, 32, 64, 128, 256]
 shares = {
-    name: [metrics.cache_hit_rate(serve(work[name], num_blocks=16384 // size + 1, block_size=size)[0]) for size in sizes]
+    name: [
+        metrics.cache_hit_rate(serve(work[name], num_blocks=16384 // size + 1, block_size=size)[0])
+        for size in sizes
+    ]
     for name in ("chat", "few_shot", "tree_of_thought")
 }
 recall("7.p2")
@@ -519,21 +604,21 @@ axes.legend(frameon=False)
 show(
     figure,
     alt="The share of prompt tokens found, against the block size. "
-    + " ".join(f"{name}: {', '.join(f'{v:.0%} at {s}' for s, v in zip(sizes, values))}." for name, values in shares.items()),
+    + " ".join(
+        f"{name}: {', '.join(f'{v:.0%} at {s}' for s, v in zip(sizes, values))}."
+        for name, values in shares.items()
+    ),
 )
 
 # %% [markdown] id="tenants-text"
-# Up to 16 little is lost, and from there on a lot. Hash work and table length speak for larger blocks (Lab 04), so 16 is what most
-# engines start with.
+# Up to 16 little is lost, and beyond it a lot. Hash work and table length speak for larger blocks, so most engines start with 16.
 #
 # ## What the cache gives away
 #
 # Two tenants, one engine. A has sent a confidential memo. B has not seen it, and guesses.
 
 # %% id="tenants"
-memo = (
-    "Board minutes, strictly confidential. We will close the plant in Springfield on the first of May and tell nobody before. "
-)
+memo = "Board minutes, strictly confidential. We will close the plant in Springfield on the first of May and tell nobody before. "
 memo += "All managers have been informed in person, and the press office keeps a statement ready. "
 guesses = {"a wrong guess": memo.replace("close", "sell"), "the right guess": memo}
 ask = SamplingParams(temperature=0, max_tokens=2)
@@ -542,8 +627,12 @@ with LLM(lab.model, components=mine, max_model_len=512, num_gpu_blocks_override=
         salted = [{} if salt is None else {"cache_salt": salt} for salt in salts]
         llm.generate({"prompt": memo + "Summarize.", **salted[0]}, ask, use_tqdm=False)
         for name, text in guesses.items():
-            (reply,) = llm.generate({"prompt": text + "Is that so?", **salted[1]}, ask, use_tqdm=False)
-            print(f"{'with' if salts[0] else 'without'} cache_salt, {name}: {reply.num_cached_tokens} tokens were there")
+            (reply,) = llm.generate(
+                {"prompt": text + "Is that so?", **salted[1]}, ask, use_tqdm=False
+            )
+            print(
+                f"{'with' if salts[0] else 'without'} cache_salt, {name}: {reply.num_cached_tokens} tokens were there"
+            )
 
 # %% [markdown] id="exercise-7-4-text"
 # B never saw A's text, but a hit (or only the faster first token) told that the guess was right. A salt hashed into the first block makes
@@ -595,7 +684,13 @@ check("7.4")
 
 # %% id="tree"
 mine = components()
-trees = Components({seam: part for seam, part in mine.items() if seam in ("block_pool", "radix_cache", "scheduler")})
+trees = Components(
+    {
+        seam: part
+        for seam, part in mine.items()
+        if seam in ("block_pool", "radix_cache", "scheduler")
+    }
+)
 thoughts = make("tree_of_thought", n=1, branches=2, depth=2, thought_words=40, max_tokens=4)
 _, core = serve(thoughts, trees, prefix_cache="radix")
 tree = core.kv_cache_manager.radix_cache
@@ -617,12 +712,38 @@ figure, axes = new_figure(width=7.5, height=0.5 + 0.28 * num_rows)
 for node, y in places.values():
     if node is tree.root:
         continue
-    axes.add_patch(Rectangle((node.start, y - 0.35), len(node.blocks), 0.7, facecolor=BLUE, alpha=0.45, edgecolor="#333333"))
-    axes.text(node.start + len(node.blocks) / 2, y, str(len(node.blocks)), ha="center", va="center", fontsize=8)
+    axes.add_patch(
+        Rectangle(
+            (node.start, y - 0.35),
+            len(node.blocks),
+            0.7,
+            facecolor=BLUE,
+            alpha=0.45,
+            edgecolor="#333333",
+        )
+    )
+    axes.text(
+        node.start + len(node.blocks) / 2,
+        y,
+        str(len(node.blocks)),
+        ha="center",
+        va="center",
+        fontsize=8,
+    )
     for child in node.children.values():
-        axes.plot([node.start + len(node.blocks)] * 2, [y, places[id(child)][1]], color="#333333", linewidth=0.8)
+        axes.plot(
+            [node.start + len(node.blocks)] * 2,
+            [y, places[id(child)][1]],
+            color="#333333",
+            linewidth=0.8,
+        )
 deepest = max(node.start + len(node.blocks) for node in tree)
-axes.set(xlim=(-0.2, deepest + 0.2), ylim=(num_rows - 0.4, -0.6), yticks=[], xlabel="blocks from the root")
+axes.set(
+    xlim=(-0.2, deepest + 0.2),
+    ylim=(num_rows - 0.4, -0.6),
+    yticks=[],
+    xlabel="blocks from the root",
+)
 axes.grid(False)
 show(
     figure,
@@ -661,7 +782,8 @@ same_prompt = make("fixed", n=1, prompt_len=1024, max_tokens=1)
 print(f"{'':16}" + "".join(f"{school:>10}" for school in schools))
 for name, workload in work.items():
     found = [
-        metrics.cache_hit_rate(serve(workload, p, num_blocks=65, max_num_seqs=4, prefix_cache=s)[0]) for s, p in schools.items()
+        metrics.cache_hit_rate(serve(workload, p, num_blocks=65, max_num_seqs=4, prefix_cache=s)[0])
+        for s, p in schools.items()
     ]
     print(f"{name:16}" + "".join(f"{rate:10.1%}" for rate in found) + "   of prompt tokens found")
 timed = []
@@ -683,21 +805,32 @@ for what, values in zip(("name 64 blocks", "find 64 blocks"), zip(*timed)):
 
 # %% id="cache-aware"
 documents = make("long_document", n=6, doc_words=300, questions=4, max_tokens=8)
-longest = max(len(request.prompt_token_ids) for request in documents.encoded(tokenizer.encode).requests)
+longest = max(
+    len(request.prompt_token_ids) for request in documents.encoded(tokenizer.encode).requests
+)
 limits = {"num_blocks": 1 + 5 * longest // 32, "max_num_seqs": 1}
 figure, axes = new_figure(width=7.5, height=1.9)
 told, colours = [], [BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]
 for y, policy in enumerate(("fcfs", "longest_prefix")):
     parts = mine if policy == "fcfs" else trees
     trace, _ = serve(
-        documents, Components({k: v for k, v in parts.items() if k != "scheduler"}), scheduling_policy=policy, **limits
+        documents,
+        Components({k: v for k, v in parts.items() if k != "scheduler"}),
+        scheduling_policy=policy,
+        **limits,
     )
     order = sorted(trace.requests.values(), key=lambda request: request.first_token)
     for x, request in enumerate(order):
         number = int(request.group.removeprefix("doc-"))
         hit = request.num_cached_tokens > 0
         box = Rectangle(
-            (x, y), 0.9, 0.8, facecolor=colours[number - 1], alpha=0.6, hatch="//" if hit else "", edgecolor="#333333"
+            (x, y),
+            0.9,
+            0.8,
+            facecolor=colours[number - 1],
+            alpha=0.6,
+            hatch="//" if hit else "",
+            edgecolor="#333333",
         )
         axes.add_patch(box)
         axes.text(x + 0.45, y + 0.4, number, ha="center", va="center", fontsize=9)
@@ -709,13 +842,18 @@ for y, policy in enumerate(("fcfs", "longest_prefix")):
     )
     print(told[-1])
 axes.set(
-    xlim=(0, len(order)), ylim=(2, -0.1), xlabel="order of service (the number is the document; hatched: found in the cache)"
+    xlim=(0, len(order)),
+    ylim=(2, -0.1),
+    xlabel="order of service (the number is the document; hatched: found in the cache)",
 )
 axes.set_yticks([0.4, 1.4], ["fcfs", "longest_prefix"])
 axes.set_xticks([])
 axes.grid(False)
 axes.spines[:].set_visible(False)
-show(figure, alt="The order in which 24 questions about 6 documents are served. " + ". ".join(told) + ".")
+show(
+    figure,
+    alt="The order in which 24 questions about 6 documents are served. " + ". ".join(told) + ".",
+)
 
 # %% [markdown] id="cache-aware-reading"
 # The same requests, the same memory; only the order is another, and most of the work is gone. But whoever asked first about the last
@@ -728,22 +866,22 @@ show(figure, alt="The order in which 24 questions about 6 documents are served. 
 # - **Reusing the whole prompt.** No token is computed, so there are no logits. It shows only with exact multiples of the block size.
 # - **Touching too late.** Between look-up and `touch` an allocation may evict the very blocks that were found.
 # - **Erasing names at `free`.** Everything works, and nothing is ever found: the cache *is* the free blocks.
-# - **Freeing head first.** Every eviction then takes the start of a prefix, and the rest of it is dead memory.
+# - **Freeing head first.** Every eviction takes the start of a prefix, and the rest is dead memory.
 # - **Naming what is not computed.** Draft tokens may be rejected, and a step may fail: then the name must go again.
-# - **One cache for all tenants.** The time to first token answers the question "has anybody sent this?".
+# - **One cache for all tenants.** The time to first token tells whether anybody has sent this.
 
 # %% [markdown] id="help"
 # ## Help: I get ...
 #
 # | what you see | what to do |
 # |---|---|
-# | `No module named 'checks'` | The notebook runs in another Python. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
+# | `No module named 'checks'` | Another Python runs the notebook. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
 # | `name 'lab' is not defined` | The kernel was restarted. Run the set-up cell at the top, then this one |
 # | `name 'BlockPool' is not defined` | Run the cell of exercise 7.3, or `skip("7.3")` |
 # | `bytes must be in range(0, 256)` | Token ids are larger. `array("q", tokens).tobytes()` takes 8 bytes for each |
 # | "Block 3 is not in the free list" | `touch` removes a block that somebody holds. Only one with `ref_cnt` 0 is in the list |
 # | Nothing is found in "Plug it in" | Have 7.1, 7.2 and 7.3 all passed? `progress()` tells. With Lab 04's pool the engine cannot cache |
-# | Not all answers are the same | `use("kv_cache_manager", "reference")` takes minivllm's part for that seam; do so seam by seam |
+# | Not all answers are the same | `use("kv_cache_manager", "reference")` takes minivllm's part; do so seam by seam |
 # | I want to use the debugger | `check("7.3", here=True)` runs in this kernel: put `breakpoint()` into your method |
 # | I am stuck | `hint("7.2")`, again for the next one, then `solution("7.2")`. `skip("7.2")` goes on without it |
 
@@ -796,8 +934,8 @@ quiz("7.q4", lambda old, new, shared: shared // 16 * 16)
 # %% [markdown] id="next"
 # ## Next: Lab 08, a paged attention kernel in Triton
 #
-# What is computed is now decided: which requests, which tokens, which blocks. From here on it is about *how*. Your `paged_decode` copies
-# every key and value before it looks at them. A kernel of your own will read each of them once, where it lies.
+# It is decided now what is computed: which requests, tokens, blocks. From here on it is about *how*. Your `paged_decode` copies every key
+# and value before it looks at them. A kernel of your own will read each once, where it lies.
 
 # %% id="journey"
 journey()

@@ -170,7 +170,10 @@ def chunk(world: World, request: Req, computed: int, planned: dict[str, int]) ->
     threshold = world.case["threshold"]
     if 0 < threshold < lacks and len(world.running) + len(world.waiting) > 1:
         lacks = threshold
-    return min(lacks, world.case["budget"] - sum(planned.values()))
+    left = int(world.case["budget"]) - sum(planned.values())
+    if world.case["chunks"] is False and request.tokens - computed > left:
+        return 0
+    return min(lacks, left)
 
 
 # ----------------------------------------------------------------------------------------------------------------- cases

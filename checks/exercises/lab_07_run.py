@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from types import ModuleType
 from typing import Any
 
 from checks.exercises import Case
 from minivllm.core.block_hash import extend_block_hashes, hash_block
 from minivllm.core.block_pool import BlockPool, KVCacheBlock
-from minivllm.core.radix_cache import BlockKey, RadixNode
+from minivllm.core.radix_cache import RadixNode
 from minivllm.core.request import Request
 from minivllm.sampling_params import SamplingParams
 
@@ -102,7 +103,7 @@ def run_pool(module: ModuleType, case: Case) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- 7.4 match_prefix
 
 
-def keys_of(letters: str) -> list[BlockKey]:
+def keys_of(letters: str) -> list[Hashable]:
     return [((), (ord(letter), ord(letter))) for letter in letters]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import textwrap
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from checks.exercises import Row, check_of, runner_of
 from checks.exercises.evaluate import Report, before_running, evaluate
-from checks.exercises.words import count, is_or_are
+from checks.exercises.words import count, is_or_are, wrapped
 from checks.sandbox.cell import name_of, own_source
 from checks.sandbox.sandbox import HAS_FORK, Unavailable
 from checks.student.engine import save_answer
@@ -93,7 +91,7 @@ def _words(row: Row, report: Report) -> str:
     lines = [f"Exercise {row.id} is not right yet ({verdict.category})."]
     if report.call:
         lines += ["", f"    {report.call}"]
-    lines += ["", *_wrapped(verdict.message), ""]
+    lines += ["", wrapped(verdict.message), ""]
     left = len(check_of(row).hints) - read_progress()["exercises"].get(row.id, {}).get("hints", 0)
     if report.cases > 1 and report.call:
         lines.append(
@@ -101,12 +99,6 @@ def _words(row: Row, report: Report) -> str:
         )
     lines.append(f'hint("{row.id}") gives a hint ({left} left).' if left > 0 else f'hint("{row.id}") repeats the hints.')
     return "\n".join(lines)
-
-
-def _wrapped(message: str) -> Iterator[str]:
-    """Prose wrapped for a notebook's width; indented lines are tables and code, left as they are."""
-    for line in message.splitlines():
-        yield from [line] if line.startswith(" ") or not line else textwrap.wrap(line, 96, break_long_words=False)
 
 
 def _check_here(row: Row, source: str, namespace: dict[str, Any]) -> None:

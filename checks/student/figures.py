@@ -4,6 +4,7 @@ optional."""
 from __future__ import annotations
 
 import base64
+import html
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0
 
 
 def show(figure: Figure, alt: str) -> None:
-    """Display a matplotlib figure; `alt` says what it shows, with its numbers. Where pictures do not render, `alt` stands
+    """Display a matplotlib figure; `alt` says what it shows, with its numbers. It is the picture's alternative text, and under
+    the picture it can be unfolded: JupyterLab reads an alternative text to nobody. Where pictures do not render, `alt` stands
     there."""
     _display(figure, alt, None)
 
@@ -27,10 +29,10 @@ class live:
     """A picture that is drawn again in place: `picture = live(); picture.update(figure, alt)`."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._handles: list[Any] | None = None
 
     def update(self, figure: Figure, alt: str) -> None:
-        self._handle = _display(figure, alt, self._handle, keep=True)
+        self._handles = _display(figure, alt, self._handles, keep=True)
 
 
 def new_figure(width: float = 7.0, height: float = 3.2, columns: int = 1) -> tuple[Figure, Any]:
@@ -54,21 +56,26 @@ def style(axes: Axes) -> None:
     axes.set_prop_cycle(color=COLORS)
 
 
-def _display(figure: Figure, alt: str, handle: Any, keep: bool = False) -> Any:
+def _display(figure: Figure, alt: str, handles: list[Any] | None, keep: bool = False) -> list[Any] | None:
+    """Show picture and words, or show them anew in the places of `handles`. With `keep`, returns the handles."""
     from IPython.display import DisplayHandle, display
 
     if not alt or not alt.strip():
         raise CheckFailed("A figure needs alt=..., a sentence that says what it shows.")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    bundle = {"image/png": base64.b64encode(buffer.getvalue()).decode(), "text/plain": alt}
-    metadata = {"image/png": {"alt": alt}}
-    if handle is not None:
-        handle.update(bundle, raw=True, metadata=metadata)
-        return handle
-    if not keep:
-        display(bundle, raw=True, metadata=metadata)  # type: ignore[no-untyped-call]
+    picture = {"image/png": base64.b64encode(buffer.getvalue()).decode(), "text/plain": alt}
+    words = {"text/html": f"<details><summary>In words</summary>{html.escape(alt)}</details>", "text/plain": ""}
+    shown = (picture, {"image/png": {"alt": alt}}), (words, {})
+    if handles is None and not keep:
+        for bundle, metadata in shown:
+            display(bundle, raw=True, metadata=metadata)  # type: ignore[no-untyped-call]
         return None
-    handle = DisplayHandle()  # type: ignore[no-untyped-call]
-    handle.display(bundle, raw=True, metadata=metadata)
-    return handle
+    if handles is not None:
+        for handle, (bundle, metadata) in zip(handles, shown, strict=True):
+            handle.update(bundle, raw=True, metadata=metadata)
+        return handles
+    handles = [DisplayHandle(), DisplayHandle()]  # type: ignore[no-untyped-call]
+    for handle, (bundle, metadata) in zip(handles, shown, strict=True):
+        handle.display(bundle, raw=True, metadata=metadata)
+    return handles

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from checks.exercises.words import wrapped
 from checks.student.failure import CheckFailed
 from checks.student.home import changing_progress, read_progress, student_id
 from checks.student.notebook import current_shell
@@ -99,7 +101,7 @@ def quiz(question: str, answer: str | float | Callable[..., float] = OPEN) -> No
         was_right = state["quiz"].get(asked.id, {}).get("right", False)
         if right or not was_right:
             state["quiz"][asked.id] = {"answer": told, "right": right}
-    print(f"{'Right' if right else 'Not this one'}. {why}")
+    print(wrapped(f"{'Right' if right else 'Not this one'}. {why}"))
     if was_right and not right:
         print("(You had it right before, and that stays.)")
 
@@ -179,7 +181,7 @@ def predict(question: str, answer: str = OPEN) -> None:
     else:
         with changing_progress() as state:
             state["predictions"][asked.id] = {"answer": answer, "recalled": bool(made and made.get("recalled"))}
-        print(f"Noted: {asked.choices[answer].text} The plot will tell.")
+        print(wrapped(f"Noted: {asked.choices[answer].text} The plot will tell."))
 
 
 def recall(question: str, but: str = "") -> None:
@@ -194,10 +196,10 @@ def recall(question: str, but: str = "") -> None:
         print(f"You made no prediction for {asked.id}. Next time: the surprise is half of the learning.")
         return
     choice = asked.choices[made["answer"]]
-    print(f"You predicted: {choice.text}")
+    print(wrapped(f"You predicted: {choice.text}"))
     if but:
-        print(f"This run does not show it: {but} Where the effect is seen:")
-    print(choice.why)
+        print(wrapped(f"This run does not show it: {but} Where the effect is seen:"))
+    print(wrapped(choice.why))
 
 
 def as_markdown(asked: Question) -> str:
@@ -216,11 +218,15 @@ def as_markdown(asked: Question) -> str:
 def _show(asked: Question) -> None:
     text = asked.text.format(**asked.numbers(student_id())) if asked.draw else asked.text
     verb = _verb(asked)
-    print(f"{asked.id}  {text}")
+    print(wrapped(f"{asked.id}  {text}"))
     for key, choice in asked.choices.items():
-        print(f"   {key}: {choice.text}")
+        print(textwrap.indent(wrapped(f"{key}: {choice.text}", "  "), "   "))
     example = next(iter(asked.choices), "1234").join(('"', '"')) if asked.choices else "1234"
-    print(f'Not answered yet. Write your answer in place of "?", as in {verb}("{asked.id}", {example}), and run the cell.')
+    print(
+        wrapped(
+            f'Not answered yet. Write your answer in place of "?", as in {verb}("{asked.id}", {example}), and run the cell.'
+        )
+    )
     _show_buttons(asked, verb)
 
 

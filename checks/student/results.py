@@ -10,6 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,27 @@ from checks.student.figures import COLORS, new_figure, show, style
 from checks.student.home import ROOT, results_dir, write_atomically
 
 Marks = list[tuple[str, float]]  # label, tokens per second
+ONE, MANY = "One request", "Many requests at once, all together"
 
 
 def save_result(
-    lab: str, tokens_per_second: float, what: str, data: dict[str, Any], *, requests: int = 1, alone: float | None = None
+    lab: str,
+    tokens_per_second: float,
+    what: str,
+    data: dict[str, Any],
+    *,
+    requests: int = 1,
+    alone: float | None = None,
+    quantity: str | None = None,
 ) -> None:
     """Keep an experiment in results/NN.json. `what` says in a few words what ran at `tokens_per_second`, the lab's mark on the
-    journey: of one request, or of all `requests` served at once; then `alone` may be what one gets that has the engine
-    to itself. `data` is whatever the plot was drawn from (numbers, lists, strings)."""
+    journey: of one request, or of all `requests` served at once; then `alone` may be what one gets that has the engine to itself.
+    A mark that is neither names its `quantity` ("Reading a prompt"). `data` is whatever the plot was drawn from (numbers, lists,
+    strings)."""
     if "dtype" in data:
         data = {**data, "dtype": str(data["dtype"]).removeprefix("torch.")}
-    own = {"lab": lab, "tokens_per_second": tokens_per_second, "what": what, "requests": requests, "alone": alone}
+    own = {"lab": lab, "tokens_per_second": tokens_per_second, "what": what}
+    own |= {"requests": requests, "alone": alone, "quantity": quantity}
     fast = os.environ.get("MINIVLLM_FAST", "0") not in ("", "0")
     write_atomically(results_dir() / f"{lab}.json", json.dumps({**data, **own, "shrunk": fast}, indent=1) + "\n")
 
@@ -48,43 +59,44 @@ def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(result["tokens_per_second"], (int, float)) and isinstance(result["what"], str):
-                found.append({"requests": 1, "alone": None, **result})
+                found.append({"requests": 1, "alone": None, "quantity": None, **result})
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return found
 
 
 def journey() -> None:
-    """Draw the journey so far, on this machine: what one request gets from each lab's engine, and what all get together. Both
-    are tokens per second, but they are two quantities, so they have an axis each."""
+    """Draw the journey so far, on this machine: what one request gets from each lab's engine, and what all get together. All are
+    tokens per second, but of different quantities, so each has a panel of its own."""
     results = read_results()
     if not results:
         print("No results yet: the journey begins with the first experiment you run.")
         return
-    groups = {"One request": _one(results), "Many requests at once, all together": _many(results)}
-    groups = {title: marks for title, marks in groups.items() if marks}
+    groups = _groups(results)
     rows = [len(marks) for marks in groups.values()]
     figure, _ = new_figure(height=0.6 + 0.55 * len(groups) + 0.3 * sum(rows))
     figure.clear()
     every = figure.subplots(len(groups), 1, sharex=True, squeeze=False, height_ratios=[n + 0.6 for n in rows])[:, 0]
-    for axes, (title, marks), colour, marker in zip(every, groups.items(), COLORS, "os", strict=False):
+    for axes, (title, marks), colour, marker in zip(every, groups.items(), cycle(COLORS), cycle("osD^"), strict=False):
         _draw(axes, title, marks, colour, marker)
     speeds = [speed for marks in groups.values() for _, speed in marks]
     every[-1].set_xlim(min(speeds) / 1.6, max(speeds) * 2.5)  # room for the numbers
     every[-1].set_xlabel("tokens/s on this machine (logarithmic)")
-    told = [f"{title}: " + "; ".join(f"{what}: {s:.3g}" for what, s in marks) for title, marks in groups.items()]
+    told = [f"{title}: " + "; ".join(f"{what}: {_number(s)}" for what, s in marks) for title, marks in groups.items()]
     show(figure, alt="Your journey so far, in tokens per second. " + ". ".join(told) + ".")
     if unlike := _unlike(results):
         print(unlike)
 
 
-def _one(results: list[dict[str, Any]]) -> Marks:
-    own = [(f"Lab {r['lab']}: {r['what']}", r["tokens_per_second"]) for r in results if r["requests"] == 1]
-    return sorted([*own, *((f"Lab {r['lab']}: one request alone", r["alone"]) for r in results if r["alone"])])
-
-
-def _many(results: list[dict[str, Any]]) -> Marks:
-    return [(f"Lab {r['lab']}: {r['what']}", r["tokens_per_second"]) for r in results if r["requests"] > 1]
+def _groups(results: list[dict[str, Any]]) -> dict[str, Marks]:
+    """The marks by quantity; quantities without any are left out."""
+    groups: dict[str, Marks] = {ONE: [], MANY: []}
+    for result in results:
+        quantity = result["quantity"] or (MANY if result["requests"] > 1 else ONE)
+        groups.setdefault(quantity, []).append((f"Lab {result['lab']}: {result['what']}", result["tokens_per_second"]))
+        if result["alone"]:
+            groups[ONE].append((f"Lab {result['lab']}: one request alone", result["alone"]))
+    return {quantity: marks for quantity, marks in groups.items() if marks}
 
 
 def _draw(axes: Any, title: str, marks: Marks, colour: str, marker: str) -> None:
@@ -97,7 +109,7 @@ def _draw(axes: Any, title: str, marks: Marks, colour: str, marker: str) -> None
     axes.plot([speed for _, speed in marks], places, marker, color=colour, markersize=8)
     for place, (_, speed) in zip(places, marks, strict=True):
         free = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # of the grid's line
-        axes.annotate(f"{speed:.3g}", (speed, place), xytext=(9, 0), textcoords="offset points", va="center", bbox=free)
+        axes.annotate(_number(speed), (speed, place), xytext=(9, 0), textcoords="offset points", va="center", bbox=free)
     axes.set_yticks(places, [label for label, _ in marks])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(marks) - 0.5, -0.5)
@@ -106,6 +118,10 @@ def _draw(axes: Any, title: str, marks: Marks, colour: str, marker: str) -> None
     axes.minorticks_off()
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(title, loc="left", fontsize=10)
+
+
+def _number(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 
 def _unlike(results: list[dict[str, Any]]) -> str:

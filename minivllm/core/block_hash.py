@@ -28,12 +28,11 @@ def hash_block(parent: Hashable, tokens: Sequence[int], extra: ExtraKeys = ()) -
     depends on.
 
     SHA-256, because equal hashes are taken for equal prefixes: with Python's 64-bit `hash`, a user who finds a collision
-    reads another user's KV. Every part has its length or a fixed size, so no two inputs are written as the same bytes.
+    reads another user's KV. All blocks of a cache have equally many tokens, so no two inputs are written as the same bytes.
     """
     header = b"\0" * 32 if parent is None else parent
     assert isinstance(header, bytes), "a parent is what hash_block returned for the block before"
     digest = hashlib.sha256(header)
-    digest.update(len(tokens).to_bytes(8, "little"))
     digest.update(array("q", tokens).tobytes())
     digest.update(repr(extra).encode())
     return digest.digest()

@@ -58,7 +58,7 @@ class EngineCore:
         self.executor = executor
         self.vocab_size = vocab_size
         self.kv_cache_manager = _make_kv_cache_manager(self.config, self.components, executor.num_blocks)
-        self.scheduler = self.components.pick("scheduler")(self.config, self.kv_cache_manager)
+        self.scheduler = _make_scheduler(self.config, self.components, self.kv_cache_manager)
         _refuse_pool_without_preemption(self.config, self.components, executor.num_blocks)
 
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
@@ -226,11 +226,22 @@ class _FailedStep:
         raise self._error
 
 
+def _make_scheduler(config: EngineConfig, components: Components, kv_cache_manager: Any) -> Any:
+    """A scheduler is told of a drafter's slots only where there is one: a replaced one may not know the word."""
+    drafter = config.speculative_config
+    if drafter is not None:
+        components.require("scheduler", "mixed batches", f"speculative_config with method={drafter.method!r}")
+    if drafter is None or drafter.num_lookahead_tokens == 0:
+        return components.pick("scheduler")(config, kv_cache_manager)
+    return components.pick("scheduler")(config, kv_cache_manager, num_lookahead_tokens=drafter.num_lookahead_tokens)
+
+
 def _make_kv_cache_manager(config: EngineConfig, components: Components, num_blocks: int) -> Any:
     """The block tables over a pool, with the prefix cache that was chosen."""
     block_pool = components.pick("block_pool")(num_blocks)
     caching = config.enable_prefix_caching is not False
     assert config.max_model_len is not None
+    eagle = {"use_eagle": True} if config.speculative_config is not None and config.speculative_config.use_eagle else {}
     if config.prefix_cache == "hash":
         return components.pick("kv_cache_manager")(
             block_pool,
@@ -238,6 +249,7 @@ def _make_kv_cache_manager(config: EngineConfig, components: Components, num_blo
             config.max_model_len,
             enable_caching=caching,
             hash_block=components.pick("block_hash"),
+            **eagle,
         )
     if unused := [name for name in ("kv_cache_manager", "block_hash") if name in components]:
         logger.info("prefix_cache='radix' does not use your %s: minivllm's own manager goes with the tree.", ", ".join(unused))
@@ -247,6 +259,7 @@ def _make_kv_cache_manager(config: EngineConfig, components: Components, num_blo
         config.max_model_len,
         enable_caching=caching,
         radix_cache=components.pick("radix_cache"),
+        **eagle,
     )
 
 

@@ -44,9 +44,9 @@ class RadixNode:
     """A run of blocks that nobody has needed to part yet: `keys[i]` says what `blocks[i]` holds. `children` are found by their
     first key. `start` counts the blocks between the root and this node."""
 
-    keys: list[BlockKey] = field(default_factory=list)
+    keys: list[Hashable] = field(default_factory=list)
     blocks: list[KVCacheBlock] = field(default_factory=list)
-    children: dict[BlockKey, RadixNode] = field(default_factory=dict)
+    children: dict[Hashable, RadixNode] = field(default_factory=dict)
     parent: RadixNode | None = field(default=None, repr=False)
     start: int = 0
 
@@ -77,7 +77,7 @@ class RadixCache:
             yield (node := nodes.pop())
             nodes += node.children.values()
 
-    def match_prefix(self, keys: Sequence[BlockKey]) -> list[KVCacheBlock]:
+    def match_prefix(self, keys: Sequence[Hashable]) -> list[KVCacheBlock]:
         """The blocks of the longest path from the root that says what `keys` say, in order. The tree stays as it is.
 
         The cost is the path's length, whatever else is cached.
@@ -93,7 +93,7 @@ class RadixCache:
         return hits
 
     def insert(
-        self, keys: Sequence[BlockKey], blocks: Sequence[KVCacheBlock], start: int, end: int
+        self, keys: Sequence[Hashable], blocks: Sequence[KVCacheBlock], start: int, end: int
     ) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
         """Add blocks[start:end] of a sequence whose blocks before `start` are in the tree. Returns those that are in it now,
         and those that had to go for them.
@@ -126,7 +126,7 @@ class RadixCache:
             at += 1
         return list(blocks[start:end]), replaced
 
-    def _append(self, node: RadixNode, keys: Sequence[BlockKey], blocks: Sequence[KVCacheBlock]) -> None:
+    def _append(self, node: RadixNode, keys: Sequence[Hashable], blocks: Sequence[KVCacheBlock]) -> None:
         """Blocks at the end of a node. A leaf grows (a request that generates makes no node per block); else a child comes."""
         if node.children or node is self.root:
             child = RadixNode(parent=node, start=node.start + len(node.keys))

@@ -41,6 +41,7 @@ class Scheduler:
         self.max_model_len = config.max_model_len
         self.long_prefill_token_threshold = config.long_prefill_token_threshold
         self.chunked_prefill = config.enable_chunked_prefill is not False
+        self.prefix_caching = config.enable_prefix_caching is not False
         self.policy = config.scheduling_policy
         self.num_lookahead_tokens = num_lookahead_tokens
         self.kv_cache_manager = kv_cache_manager
@@ -228,8 +229,10 @@ class Scheduler:
         return True
 
     def _allocate(self, request: Request, n: int, hits: Sequence[KVCacheBlock] = ()) -> list[KVCacheBlock] | None:
-        if not hits and self.num_lookahead_tokens == 0:  # all that a manager without prefix caching has to understand
-            return self.kv_cache_manager.allocate_slots(request, n)
+        if not hits and (self.num_lookahead_tokens == 0 or not self.prefix_caching):
+            # All that a manager without prefix caching has to understand; nothing is published, so more tokens are more slots.
+            room = self.max_model_len - request.num_computed_tokens - n
+            return self.kv_cache_manager.allocate_slots(request, n + min(self.num_lookahead_tokens, room))
         return self.kv_cache_manager.allocate_slots(request, n, hits, self.num_lookahead_tokens)
 
     def _add_running(self, step: SchedulerOutput, request: Request, n: int, new_blocks: list[KVCacheBlock]) -> None:
@@ -291,8 +294,6 @@ class Scheduler:
             request.num_output_placeholders -= len(tokens)
         if not tokens:
             return None
-        if request.status is RequestStatus.RUNNING:
-            request.spec_token_ids = result.draft_token_ids.get(req_id, [])
 
         reason = None
         num_accepted = 0
@@ -308,12 +309,21 @@ class Scheduler:
             prompt_logprobs=result.prompt_logprobs.get(req_id),
             num_cached_tokens=request.num_cached_tokens,
         )
+        if reason is None and request.status is RequestStatus.RUNNING:
+            request.spec_token_ids = self.drafts_to_verify(request, result.draft_token_ids.get(req_id, []))
         if reason is not None:
             if reason is FinishReason.STOP and tokens[num_accepted - 1] not in request.stop_eos_ids:
                 request.stop_reason = tokens[num_accepted - 1]
             self._end(request, reason)
             output.finish_reason, output.stop_reason = reason, request.stop_reason
         return output
+
+    def drafts_to_verify(self, request: Request, drafts: list[int]) -> list[int]:
+        """What is worth verifying: not more than the request may still have beside its own next token, nor more than the
+        budget has for each when all who run verify as many. Else the first in line would leave nothing for the last."""
+        own_limit = request.max_tokens - request.num_output_tokens - 1
+        fair_share = self.max_num_batched_tokens // max(1, len(self.running)) - 1
+        return drafts[: max(0, min(own_limit, fair_share))]
 
     def finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
         """Whether the request ends with `token_id`, which it has just been given, and why. (min_tokens needs no word here: the

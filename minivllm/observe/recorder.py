@@ -95,6 +95,7 @@ class RecordingEngineCore(EngineCore):
         return is_reset
 
     def _schedule(self) -> SchedulerOutput:
+        self._recorder.planning()
         begin = self.clock.now()
         step = super()._schedule()
         if step.total_num_scheduled_tokens or step.preempted_req_ids:
@@ -187,6 +188,7 @@ class Recorder:
     _tables: dict[str, list[int]] = field(default_factory=dict)  # likewise, of those that run
     _num_holders: Counter[int] = field(default_factory=Counter)  # tables each block is in
     _cached_free: set[int] = field(default_factory=set)  # blocks that nobody holds, but a prefix could be found in
+    _cached_held: set[int] = field(default_factory=set)  # such that somebody holds, or did before the step was planned
 
     # ---------------------------------------------------------------- requests
 
@@ -247,13 +249,21 @@ class Recorder:
 
     # ---------------------------------------------------------------- steps
 
+    def planning(self) -> None:
+        """A step is about to be scheduled. Where the pool runs short somebody may give way, and another get the blocks at once:
+        afterwards nobody could tell what they had cached."""
+        self._cached_held.clear()
+        at_most = self.trace.max_num_batched_tokens // max(self.trace.block_size, 1) + len(self._tables)  # blocks of a step
+        if self.block_pool is not None and self.block_pool.num_free_blocks <= at_most:
+            self._cached_held.update(filter(self._is_cached, self._num_holders))
+
     def planned(self, step: SchedulerOutput, begin: float) -> StepRecord:
         """A step was scheduled: who computes what, and which blocks moved."""
         record = StepRecord(index=len(self.trace.steps), start=begin - self._origin(begin))
         self.trace.steps.append(record)
-        lost: set[int] = set()  # cached blocks of those that give way: they may be handed out again at once
         for request_id in step.preempted_req_ids:
-            lost |= self._preempted(request_id, record)
+            self._preempted(request_id, record)
+        lost = self._cached_held.intersection(record.freed)  # cached blocks that may have been handed out again at once
         for new in step.scheduled_new_reqs:
             known = self._open[new.req_id]
             known.num_known, known.num_computed = len(new.token_ids), new.num_computed_tokens
@@ -285,16 +295,12 @@ class Recorder:
             num_drafts=len(step.scheduled_spec_decode_tokens.get(request_id, ())),
         )
 
-    def _preempted(self, request_id: str, record: StepRecord) -> set[int]:
-        """Takes a victim's blocks away. Returns those of them that a prefix could be found in."""
+    def _preempted(self, request_id: str, record: StepRecord) -> None:
         known = self._open[request_id]
         known.num_preemptions += 1
         self._record_of(request_id).num_preemptions = known.num_preemptions
         record.preempted.append(known.shown_id)
-        num_full = known.num_computed // self.trace.block_size if self.caches and self.trace.block_size else 0
-        full = self._tables.get(request_id, [])[:num_full]
         record.freed += self._drop_table(request_id)
-        return {block_id for block_id in full if not self._num_holders[block_id]}
 
     def updated(self, record: StepRecord, result: StepOutput, outputs: Iterable[EngineCoreOutput], now: float) -> None:
         """A step's tokens have come back."""
@@ -350,11 +356,13 @@ class Recorder:
         return freed
 
     def _note_cached(self, freed: Iterable[int]) -> None:
-        """Remember which free blocks a prefix can still be found in. A pool without a prefix cache keeps no hashes."""
+        """Remember which free blocks a prefix can still be found in."""
+        self._cached_free.update(i for i in freed if not self._num_holders[i] and self._is_cached(i))
+
+    def _is_cached(self, block_id: int) -> bool:
+        """Whether a prefix can be found in a block. A pool without a prefix cache keeps no hashes, or no list of blocks."""
         blocks = getattr(self.block_pool, "blocks", None) if self.caches else None
-        if blocks is not None:
-            is_cached = (i for i in freed if getattr(blocks[i], "block_hash", None) is not None)
-            self._cached_free.update(i for i in is_cached if not self._num_holders[i])
+        return blocks is not None and getattr(blocks[block_id], "block_hash", None) is not None
 
     def forget_cached_blocks(self) -> None:
         self._cached_free.clear()

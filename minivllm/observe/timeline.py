@@ -205,7 +205,7 @@ def _is_served(lane: Lane) -> bool:
 
 
 def _label_rows(ax: Axes, names: Sequence[str]) -> None:
-    every = -(-len(names) // 24)  # no more names than can be read
+    every = max(1, -(-len(names) // 24))  # no more names than can be read
     ax.set_yticks(range(0, len(names), every), names[::every], fontsize=8)
     ax.set_ylim(len(names) - 0.4, -0.6)  # the first to arrive is on top
     ax.set_ylabel("request")

@@ -24,15 +24,14 @@ import torch
 
 from minivllm.sampling.sampler import INVALID, Sampler, SamplerOutput, SamplingMetadata, change_logits, choose, uniform
 
-NO_DRAFT = -2
 _OTHER_NOISE = 0x5DEECE66D  # any constant: turns a seed into that of an independent stream
 
 
 def is_answer(token_ids: np.ndarray, draft_ids: np.ndarray, ahead: np.ndarray) -> np.ndarray:
     """Which of a batch's sampled tokens are answers. All [N]; a request with k drafts has k + 1 neighbouring rows, `ahead` 0..k.
 
-    token_ids: sampled by the target after the drafts before the row.   draft_ids: what was drafted in the row's place, NO_DRAFT
-    in a request's last row. A token counts if every token before it is what was drafted: else it follows a wrong beginning.
+    token_ids: sampled by the target after the drafts before the row.   draft_ids: what was drafted in the row's place,
+    negative in a request's last row. A token counts if every token before it is what was drafted: else it follows a wrong beginning.
     """
     wrong = token_ids != draft_ids
     wrong_before = wrong.cumsum() - wrong
@@ -93,7 +92,7 @@ class RejectionSampler:
         token_ids = output.token_ids.clone()
         for start in (ahead == 0).nonzero()[0].tolist():
             k = 0
-            while draft_ids[start + k] != NO_DRAFT:
+            while draft_ids[start + k] >= 0:
                 k += 1
             if k == 0:
                 continue  # no drafts: the sampler's token is the answer

@@ -135,7 +135,7 @@ class Sampler:
             best, token_ids = changed.max(dim=-1)
             token_ids = token_ids.index_copy(0, rows, self.draw(changed[rows], metadata.of(rows)))
         token_ids = token_ids.masked_fill(~best.isfinite(), INVALID)  # a maximum is NaN if any number is
-        return SamplerOutput(token_ids, self._logprobs(logits, token_ids, metadata))
+        return SamplerOutput(token_ids, self.logprobs(logits, token_ids, metadata))
 
     def draw(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
         """A token id for every row of logits [R, V]. On a CPU a few rows at a time, which stay in its cache."""
@@ -180,8 +180,19 @@ class Sampler:
             token_ids[left] = choose(_cut(logits[left], top_k[left], top_p[left]), noise[left])
         return token_ids
 
+    def probs(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+        """The distribution [R, V] that `draw` draws from, for those who need more of it than a token."""
+        logits = self.apply_temperature(logits.float().clone(), metadata.temperature)
+        if metadata.min_p is not None:
+            logits = self.apply_min_p(logits, metadata.min_p)
+        if metadata.top_k is not None:
+            logits = self.apply_top_k(logits, metadata.top_k)
+        if metadata.top_p is not None:
+            logits = self.apply_top_p(logits, metadata.top_p)
+        return logits.softmax(dim=-1)
+
     @staticmethod
-    def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, metadata: SamplingMetadata) -> Logprobs | None:
+    def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, metadata: SamplingMetadata) -> Logprobs | None:
         """Of the raw logits: what the model says, before masks, temperature and filters."""
         rows = metadata.logprobs_rows
         if rows is None:

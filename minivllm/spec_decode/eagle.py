@@ -18,21 +18,27 @@ al. 2025, and EAGLE-3, Li et al. 2025). A token that is not among them is never 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minivllm.attention.interface import AttentionBackend, AttentionMetadata, paged_attention
 from minivllm.models.decoder import Attend, DecoderLayer
 from minivllm.models.layers import rms_norm
 from minivllm.models.linear import Linear
 from minivllm.models.registry import ModelConfig
-from minivllm.models.rope import inverse_frequencies
+from minivllm.models.rope import inverse_frequencies, rotary_table
+from minivllm.spec_decode.config import SpeculativeConfig
+from minivllm.spec_decode.drafting import Progress, flat_batch, next_positions, put_ids
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+SHIPPED = Path(__file__).parent / "eagle_smollm2"
 
 
 class EagleHead(nn.Module):
@@ -69,7 +75,11 @@ class EagleHead(nn.Module):
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of the checkpoint: its name there and the memory it goes to."""
-        yield from (("embed_norm.weight", self.embed_norm), ("feature_norm.weight", self.feature_norm), ("norm.weight", self.norm))
+        yield from (
+            ("embed_norm.weight", self.embed_norm),
+            ("feature_norm.weight", self.feature_norm),
+            ("norm.weight", self.norm),
+        )
         yield from self.fc.named_slices()
         yield from self.layer.checkpoint_tensors()
 
@@ -92,9 +102,7 @@ class EagleHead(nn.Module):
         (folder / CONFIG).write_text(json.dumps(sizes | facts, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(
-        cls, folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
-    ) -> EagleHead:
+    def load(cls, folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> EagleHead:
         """Raises ValueError for a folder that holds no head, or one of a target of other sizes."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -110,7 +118,9 @@ class EagleHead(nn.Module):
             raise ValueError(f"{folder / WEIGHTS} is damaged or cut short: {error}.") from error
         ids = tensors.pop("draft_token_ids", torch.zeros(0, dtype=torch.int32)).long()
         if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
-            raise ValueError(f"{folder} drafts token ids the target does not have: its vocabulary ends at {target.vocab_size - 1}.")
+            raise ValueError(
+                f"{folder} drafts token ids the target does not have: its vocabulary ends at {target.vocab_size - 1}."
+            )
         head = cls(target, ids, dtype, device)
         wanted = dict(head.named_tensors())
         found, shapes = ({n: list(t.shape) for n, t in tensors_.items()} for tensors_ in (tensors, wanted))
@@ -126,6 +136,83 @@ class EagleHead(nn.Module):
         return head.eval()
 
 
-def output_rows(embedding: torch.Tensor, head: EagleHead) -> torch.Tensor:
-    """The rows [V', hidden] of the target's output matrix that the head drafts with, side by side in memory."""
-    return F.embedding(head.draft_token_ids, embedding).contiguous()
+class EagleDrafter:
+    """Drafts with a head, greedy, for all requests of the batch at once.
+
+    Its layer's keys and values lie in the target's blocks, in a cache of their own. The head's key at a position is made from the
+    target's feature there *and the token after it*. That is why it runs over exactly the target's batch, one token on: every
+    position the target computes gets its key in the same step, prompts included. And it is why the prefix cache drops the last
+    block of a hit when an EAGLE head is in use: what its last slot holds was made with the token that followed then.
+    Keys of rejected drafts are never read: the next step's positions begin where they lie, and overwrite them.
+    """
+
+    needs_hidden = True
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        target: ModelConfig,
+        embedding: torch.Tensor,
+        compute_logits: Callable[[torch.Tensor], torch.Tensor],
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.k = config.num_speculative_tokens
+        self.head = EagleHead.load(head_folder(config, target), target, dtype, device)
+        self.embedding = embedding
+        self.rows = draft_rows(self.head, compute_logits, dtype, device)
+        self.backend = backend
+        self.dtype, self.device = dtype, device
+        self.kv_config = self.head.config
+        self.kv_caches: list[torch.Tensor] = []  # one; set by whoever owns the pool
+
+    def propose(self, progress: Progress) -> list[list[int]]:
+        batch, drafts = progress.batch, []
+        owner = progress.rows.repeat(np.diff(progress.token_starts))
+        next_ids = put_ids(batch.token_ids[owner, progress.positions + 1], self.device)
+        predicted = self._forward(next_ids, progress.hidden, progress.positions, progress.meta)
+        rows = progress.gained_rows
+        if not len(rows):
+            return []
+        predicted = predicted[torch.from_numpy(progress.last).to(self.device)]
+        for ahead in range(self.k):
+            ids = self.head.draft_token_ids[F.linear(predicted, self.rows).argmax(dim=-1)]
+            drafts.append(ids)
+            if ahead < self.k - 1:  # the newest token's own position, and on
+                at = next_positions(batch, rows, ahead)
+                positions, meta = flat_batch(batch, rows, at, np.ones_like(at), self.device)
+                predicted = self._forward(ids, predicted, positions, meta)
+        chains: list[list[int]] = torch.stack(drafts, dim=1).tolist()
+        return chains
+
+    def _forward(
+        self, next_ids: torch.Tensor, features: torch.Tensor, positions: np.ndarray, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        cos, sin = rotary_table(torch.from_numpy(positions).to(self.device), self.head.frequencies, self.dtype)
+        attend = partial(paged_attention, self.backend, kv_cache=self.kv_caches[0], meta=meta)
+        predicted: torch.Tensor = self.head(F.embedding(next_ids, self.embedding), features, cos, sin, attend)
+        return predicted
+
+
+def head_folder(config: SpeculativeConfig, target: ModelConfig) -> Path:
+    """Where the head lies: the folder that was named, or the head in this package. Raises ValueError where that does not fit."""
+    if config.model is not None:
+        return Path(config.model)
+    facts = json.loads((SHIPPED / CONFIG).read_text(encoding="utf-8")) if (SHIPPED / CONFIG).is_file() else {}
+    if (facts.get("hidden_size"), facts.get("vocab_size")) != (target.hidden_size, target.vocab_size):
+        raise ValueError(
+            "speculative_config: the EAGLE head that ships with minivllm is for smollm2-135m. For another target, train one"
+            " (`python -m minivllm.spec_decode.train_eagle --model ...`) and name its folder: 'model': '...'."
+        )
+    return SHIPPED
+
+
+def draft_rows(
+    head: EagleHead, compute_logits: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The rows [V', hidden] of the target's output matrix that the head drafts with, side by side in memory. They are read off
+    the logits of unit vectors, some at a time: a compiled target does not show its matrix."""
+    units = torch.eye(head.config.hidden_size, dtype=dtype, device=device)
+    columns = [compute_logits(part)[:, head.draft_token_ids].to(dtype) for part in units.split(64)]
+    return torch.cat(columns).T.contiguous()

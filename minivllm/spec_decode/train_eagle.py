@@ -37,7 +37,7 @@ from minivllm.models.decoder import Decoder
 from minivllm.models.rope import rotary_table
 from minivllm.models.weights import load_model
 from minivllm.sampling_params import SamplingParams
-from minivllm.spec_decode.eagle import EagleHead, output_rows
+from minivllm.spec_decode.eagle import EagleHead, draft_rows
 from minivllm.spec_decode.prompts import held_out_prompts, training_prompts
 from minivllm.worker.input_batch import StepInputs
 from minivllm.worker.model_runner import ModelRunner
@@ -65,7 +65,7 @@ class RecordingRunner(ModelRunner):
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         hidden = super()._forward(inputs)
-        starts = inputs.query_start_loc
+        starts = inputs.token_starts
         for i, req_id in enumerate(inputs.req_ids):
             self.features.setdefault(req_id, []).append(hidden[starts[i] : starts[i + 1]].to(torch.bfloat16))
         return hidden
@@ -106,9 +106,7 @@ def answer(llm: LLM, runner: RecordingRunner, prompts: Sequence[str], first_inde
     """Answers to chat prompts. Two of three are greedy, the third drawn at temperature 0.8: the head is used for both."""
     runner.features = {}
     params = [
-        SamplingParams(
-            temperature=0.0 if greedy or (first_index + i) % 3 else 0.8, seed=first_index + i, max_tokens=MAX_TOKENS
-        )
+        SamplingParams(temperature=0.0 if greedy or (first_index + i) % 3 else 0.8, seed=first_index + i, max_tokens=MAX_TOKENS)
         for i in range(len(prompts))
     ]
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
@@ -231,7 +229,7 @@ def make_batch(samples: Sequence[Sample]) -> Batch:
         n = len(s.token_ids) - 2
         features[b, :n], next_features[b, :n] = s.features[:n], s.features[1 : n + 1]
         next_ids[b, :n], target_ids[b, :n] = s.token_ids[1 : n + 1], s.token_ids[2 : n + 2]
-        counts[b, s.num_prompt_tokens - 1 : n] = True
+        counts[b, max(PASSES, s.num_prompt_tokens) - 1 : n] = True  # so late that every pass's chain has begun in the sequence
     return Batch(next_ids, features, next_features, target_ids, counts)
 
 
@@ -250,14 +248,12 @@ def unroll(head: EagleHead, embedding: torch.Tensor, batch: Batch, passes: int =
 
 def losses(head: EagleHead, embedding: torch.Tensor, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Mean cross-entropy [PASSES] between what the target says, over the draft vocabulary, and what each pass does."""
+    with torch.no_grad():
+        target = F.linear(batch.next_features[batch.counts], rows).float().softmax(-1)
     total = []
-    for j, predicted in enumerate(unroll(head, embedding, batch)):
-        counts = batch.counts.clone()
-        counts[:, :j] = False  # their chain would have started before the sequence
-        with torch.no_grad():
-            target = F.linear(batch.next_features[counts], rows).float().softmax(-1)
-        logits = F.linear(predicted[counts], rows).float()
-        total.append(-(target * logits.log_softmax(-1)).sum(-1).mean())
+    for predicted in unroll(head, embedding, batch):
+        logits = F.linear(predicted[batch.counts], rows).float()
+        total.append(F.cross_entropy(logits, target))
     return torch.stack(total)
 
 
@@ -355,7 +351,7 @@ class Run:
             ids_path.write_text(json.dumps(ids.tolist()), encoding="utf-8")
         self.head = head = new_head(target, torch.tensor(json.loads(ids_path.read_text(encoding="utf-8"))))
         embedding = target.embed_tokens.detach()
-        rows = output_rows(target.embed_tokens if target.lm_head is None else target.lm_head.weight, head)
+        rows = draft_rows(head, target.logits, torch.bfloat16, torch.device("cpu"))
         parameters = [tensor.requires_grad_() for tensor in head.parameters()]
         optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
         checkpoint = self.work / "checkpoint.pt"
@@ -438,7 +434,9 @@ def schedule(step: int, share: float) -> float:
 def _packed(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Batches of samples of like lengths, about BATCH_TOKENS positions each."""
     batches: list[list[Sample]] = [[]]
-    for sample in sorted((s for s in samples if len(s.token_ids) - s.num_prompt_tokens > PASSES), key=lambda s: len(s.token_ids)):
+    for sample in sorted(
+        (s for s in samples if len(s.token_ids) - s.num_prompt_tokens > PASSES), key=lambda s: len(s.token_ids)
+    ):
         if batches[-1] and (len(batches[-1]) + 1) * len(sample.token_ids) > BATCH_TOKENS:
             batches.append([])
         batches[-1].append(sample)

@@ -14,7 +14,7 @@ import torch
 
 from minivllm.config import EngineConfig
 from minivllm.sampling.sampler import SamplingMetadata
-from minivllm.worker.input_batch import StepInputs
+from minivllm.worker.input_batch import NO_DRAFT, StepInputs
 
 GRAPHS = 256 << 20  # bytes kept for CUDA graphs, which are recorded when the KV cache is there: workspaces, and intermediates
 
@@ -30,7 +30,7 @@ def free_for_kv_cache(device: torch.device, config: EngineConfig, run_largest_st
         total, weights = torch.cuda.mem_get_info(device)[1], torch.cuda.memory_allocated(device)
         raise ValueError(
             f"The GPU's {total / 2**30:.1f} GiB do not hold the model ({weights / 2**30:.1f} GiB) and one step of"
-            f" max_num_batched_tokens={config.max_num_batched_tokens} tokens and max_num_seqs={config.max_num_seqs} rows of logits."
+            f" max_num_batched_tokens={config.max_num_batched_tokens} tokens and max_num_seqs={config.max_num_seqs} rows."
             " Lower max_num_batched_tokens, then max_num_seqs; or take a smaller model, or end other programs on this GPU."
         ) from error
     torch.cuda.synchronize(device)
@@ -53,6 +53,7 @@ def largest_step(config: EngineConfig, max_model_len: int) -> StepInputs:
     return StepInputs(
         req_ids=[],
         rows=np.arange(len(lengths)),
+        token_starts=starts,
         num_decodes=0,
         input_ids=np.zeros(num_tokens, dtype=np.int64),
         positions=positions,
@@ -62,6 +63,9 @@ def largest_step(config: EngineConfig, max_model_len: int) -> StepInputs:
         slot_mapping=block_size + positions % block_size,
         sample_rows=np.arange(len(lengths)),
         logits_indices=starts[1:] - 1,
+        sample_row_of=np.arange(len(lengths)),
+        ahead=np.zeros(len(lengths), dtype=np.int64),
+        draft_ids=np.full(len(lengths), NO_DRAFT),
     )
 
 

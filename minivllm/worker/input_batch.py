@@ -15,8 +15,9 @@ No loop here runs over tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from minivllm.sampling_params import SamplingParams
 
 _MAX_INT = 2**31 - 1
 _MAX_TEMPERATURE = 1e30  # float32 ends at 3e38; any logits divided by this are equal
+NO_DRAFT = -2  # no token id, nor the sampler's INVALID
 _MIN_TOP_P = 1e-30  # the most probable token alone, as for all smaller ones
 
 
@@ -60,24 +62,34 @@ def build_metadata(
 
 @dataclass(slots=True)
 class StepInputs:
-    """One step as flat arrays: `num_decodes` rows of one token, then rows of several. B rows, T tokens; see
-    `attention/interface.py` for the layout.
+    """One step of B requests and T tokens as flat arrays: decodes first, then drafts to verify, then prefill chunks.
 
-    sample_rows [S]: which of the B rows reach the end of their tokens, and so yield one.
-    logits_indices [S]: the tokens among the T whose hidden states these rows are sampled from, each row's last.
+    Attention sees rows, `num_decodes` of one token and then those of several; see `attention/interface.py` for the layout. A row
+    is a request, but one that verifies k drafts is k + 1 rows: decodes of one block table, each a token longer than the one
+    before. All keys are written before any row attends, so each sees the drafts before it, and decode kernels (and graphs)
+    serve verification as they are.
+
+    sample_rows [S]: which of the B requests reach the end of their tokens, and so yield one.
+    logits_indices [N]: the tokens among the T whose hidden states these are sampled from: of each its last, and with drafts
+        the one before each of them, too. `sample_row_of`, `ahead`, `draft_ids` [N]: whose they are (an index into sample_rows),
+        how many drafts stand before, and which draft was made of the token to be sampled (NO_DRAFT in each request's last).
     """
 
     req_ids: list[str]
     rows: np.ndarray  # [B] of the InputBatch
+    token_starts: np.ndarray  # [B + 1]: where each request's tokens begin
     num_decodes: int
     input_ids: np.ndarray  # [T] int64
     positions: np.ndarray  # [T] int64
-    query_start_loc: np.ndarray  # [B + 1] int32
-    seq_lens: np.ndarray  # [B] int32
-    block_tables: np.ndarray  # [B, M] int32, 0-padded
+    query_start_loc: np.ndarray  # [rows + 1] int32
+    seq_lens: np.ndarray  # [rows] int32
+    block_tables: np.ndarray  # [rows, M] int32, 0-padded
     slot_mapping: np.ndarray  # [T] int64
     sample_rows: np.ndarray
     logits_indices: np.ndarray
+    sample_row_of: np.ndarray
+    ahead: np.ndarray
+    draft_ids: np.ndarray
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of prompts that end here; the runner's
 
 
@@ -166,6 +178,7 @@ class InputBatch:
         self.num_tokens = np.zeros(n, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(n, dtype=np.int64)
         self.num_computed_tokens = np.zeros(n, dtype=np.int64)
+        self.num_drafter_tokens = np.zeros(n, dtype=np.int64)  # leading tokens that a draft model's own cache holds
 
         self.temperature = np.zeros(n, dtype=np.float32)
         self.top_k = np.zeros(n, dtype=np.int64)
@@ -201,10 +214,10 @@ class InputBatch:
             if block_ids:
                 self._append_blocks(row, block_ids)
 
-    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """One sampled token for each of some distinct rows."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
+    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray, ahead: np.ndarray | int = 0) -> None:
+        """Sampled tokens for some rows; one that gets several is named for each, with `ahead` 0, 1, 2, ..."""
+        self.token_ids[rows, self.num_tokens[rows] + ahead] = token_ids
+        np.add.at(self.num_tokens, rows, 1)
 
     def _rows_of(self, req_ids: list[str]) -> np.ndarray:
         return np.fromiter((self.rows[req_id] for req_id in req_ids), dtype=np.int64, count=len(req_ids))
@@ -226,6 +239,7 @@ class InputBatch:
         self.num_tokens[row] = n
         self.num_prompt_tokens[row] = new.num_prompt_tokens
         self.num_computed_tokens[row] = new.num_computed_tokens
+        self.num_drafter_tokens[row] = new.num_computed_tokens  # cached blocks hold the drafter's keys, too
         self.block_table[row] = 0
         self.num_blocks[row] = 0
         self._append_blocks(row, new.block_ids)
@@ -261,40 +275,68 @@ class InputBatch:
 
     # ---------------------------------------------------------------- one step
 
-    def build(self, num_scheduled_tokens: dict[str, int]) -> StepInputs:
-        """The arrays of a step that computes that many tokens of each request."""
+    def build(
+        self, num_scheduled_tokens: Mapping[str, int], drafts: Mapping[str, Sequence[int]] = MappingProxyType({})
+    ) -> StepInputs:
+        """The arrays of a step that computes that many tokens of each request, the last of them drafts where there are some."""
         req_ids = list(num_scheduled_tokens)
         n = np.fromiter(num_scheduled_tokens.values(), dtype=np.int64, count=len(req_ids))
-        order = np.argsort(n != 1, kind="stable")  # a decode is a row of one token; otherwise as the scheduler has them
-        n = n[order]
+        num_drafts = np.fromiter((len(drafts.get(req_id, ())) for req_id in req_ids), dtype=np.int64, count=len(req_ids))
+        is_chunk = (n != 1) & (num_drafts == 0)
+        order = np.argsort(np.where(n == 1, 0, 1 + is_chunk), kind="stable")  # otherwise as the scheduler has them
+        n, num_drafts = n[order], num_drafts[order]
         req_ids = [req_ids[i] for i in order]
         rows = self._rows_of(req_ids)
+        for req_id, row in zip(req_ids, rows, strict=True) if drafts else ():
+            if own := drafts.get(req_id):  # beyond the known tokens, where answers will overwrite them
+                self.token_ids[row, self.num_tokens[row] : self.num_tokens[row] + len(own)] = own
 
         computed = self.num_computed_tokens[rows]
-        seq_lens = computed + n
-        if (seq_lens > self.num_tokens[rows]).any():
-            late = req_ids[int(np.argmax(seq_lens > self.num_tokens[rows]))]
+        seq_lens, known = computed + n, self.num_tokens[rows] + num_drafts
+        if (seq_lens > known).any():
+            late = req_ids[int(np.argmax(seq_lens > known))]
             raise ValueError(f"The step computes more tokens than request {late!r} has.")
         block_tables = self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)]
         starts, _, positions, slots = build_metadata(computed, n, block_tables, self.block_size, self.map_slots)
-        yields = (seq_lens == self.num_tokens[rows]).nonzero()[0]
+        input_ids = self.token_ids[rows.repeat(n), positions].astype(np.int64)
+
+        yields = (seq_lens == known).nonzero()[0]
+        num_rows = num_drafts[yields] + 1  # of logits
+        ahead = np.arange(num_rows.sum()) - (num_rows.cumsum() - num_rows).repeat(num_rows)
+        logits_indices = (starts[1:][yields] - num_rows).repeat(num_rows) + ahead
+        draft_ids = np.full(len(ahead), NO_DRAFT)
+        is_before_draft = ahead < num_drafts[yields].repeat(num_rows)
+        draft_ids[is_before_draft] = input_ids[logits_indices[is_before_draft] + 1]
+
+        num_single = len(n) - int(is_chunk.sum())  # requests whose tokens are all decodes
+        num_decodes = int(starts[num_single])
+        query_start_loc = starts
+        if num_decodes > num_single:
+            query_start_loc = np.concatenate([np.arange(num_decodes), starts[num_single:]])
+            seq_lens = np.concatenate([positions[:num_decodes] + 1, seq_lens[num_single:]])
+            per_token = n[:num_single]
+            block_tables = np.concatenate([block_tables[:num_single].repeat(per_token, axis=0), block_tables[num_single:]])
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
-            num_decodes=int((n == 1).sum()),
-            input_ids=self.token_ids[rows.repeat(n), positions].astype(np.int64),
+            token_starts=starts,
+            num_decodes=num_decodes,
+            input_ids=input_ids,
             positions=positions,
-            query_start_loc=starts.astype(np.int32),
+            query_start_loc=query_start_loc.astype(np.int32),
             seq_lens=seq_lens.astype(np.int32),
             block_tables=block_tables,
             slot_mapping=_as_slots(slots, len(positions)),
             sample_rows=yields,
-            logits_indices=starts[1:][yields] - 1,
+            logits_indices=logits_indices,
+            sample_row_of=np.arange(len(yields)).repeat(num_rows),
+            ahead=ahead,
+            draft_ids=draft_ids,
         )
 
-    def sampling_inputs(self, rows: np.ndarray) -> SamplingInputs:
-        """What the requests in these rows ask of the sampler for their next token."""
-        num_tokens = self.num_tokens[rows]
+    def sampling_inputs(self, rows: np.ndarray, ahead: np.ndarray | int = 0) -> SamplingInputs:
+        """What the requests in these rows ask of the sampler for the token after their known ones and `ahead` drafts."""
+        num_tokens = self.num_tokens[rows] + ahead
         inputs = SamplingInputs(
             temperature=self.temperature[rows],
             top_k=self.top_k[rows],
@@ -310,12 +352,12 @@ class InputBatch:
             inputs.removed_ids += end_ids
             inputs.removed_rows += [int(i)] * len(end_ids)
         if self._token_rules:
-            self._apply_token_rules(rows, inputs)
+            self._apply_token_rules(rows, num_tokens, inputs)
         if self.has_penalties[rows].any():
-            inputs.penalties = self._penalty_inputs(rows)
+            inputs.penalties = self._penalty_inputs(rows, num_tokens)
         return inputs
 
-    def _apply_token_rules(self, rows: np.ndarray, inputs: SamplingInputs) -> None:
+    def _apply_token_rules(self, rows: np.ndarray, num_tokens: np.ndarray, inputs: SamplingInputs) -> None:
         for i, row in enumerate(rows.tolist()):
             if (rules := self._token_rules.get(row)) is None:
                 continue
@@ -323,17 +365,17 @@ class InputBatch:
                 inputs.allowed.append((i, rules.allowed_ids))
             if len(rules.bias_ids):
                 inputs.bias.append((i, rules.bias_ids, rules.bias_values))
-            output = self.token_ids[row, self.num_prompt_tokens[row] : self.num_tokens[row]]
+            output = self.token_ids[row, self.num_prompt_tokens[row] : num_tokens[i]]
             for *beginning, last in rules.bad_words:
                 start = len(output) - len(beginning)
                 if start >= 0 and (output[start:] == beginning).all():
                     inputs.removed_rows.append(i)
                     inputs.removed_ids.append(last)
 
-    def _penalty_inputs(self, rows: np.ndarray) -> PenaltyInputs:
+    def _penalty_inputs(self, rows: np.ndarray, num_tokens: np.ndarray) -> PenaltyInputs:
         penalized = self.has_penalties[rows].nonzero()[0]
         rows = rows[penalized]
-        lengths, prompt_lengths = self.num_tokens[rows, None], self.num_prompt_tokens[rows, None]
+        lengths, prompt_lengths = num_tokens[penalized, None], self.num_prompt_tokens[rows, None]
         columns = np.arange(lengths.max())
         known = columns < lengths
         return PenaltyInputs(

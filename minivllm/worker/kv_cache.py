@@ -25,13 +25,21 @@ def bytes_per_block(model: ModelConfig, block_size: int, dtype: torch.dtype) -> 
     return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 
-def num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpu_memory: int | None = None) -> int:
+def num_kv_blocks(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    gpu_memory: int | None = None,
+    drafter: ModelConfig | None = None,
+) -> int:
     """Blocks in the pool, the null block included. `gpu_memory`: bytes a GPU has left for it; None on a CPU.
 
     `num_gpu_blocks_override` decides, else `kv_cache_memory_bytes`, else the memory there is; the last is capped by what
     max_num_seqs sequences of the longest length can use. Raises ValueError if there is no room, or more is asked than there is.
     """
     block = bytes_per_block(model, config.block_size, dtype)
+    if drafter is not None:  # its layers are further layers of the same blocks
+        block += bytes_per_block(drafter, config.block_size, dtype)
     if config.num_gpu_blocks_override is not None:
         _refuse_more_than_there_is(
             f"num_gpu_blocks_override={config.num_gpu_blocks_override}", config.num_gpu_blocks_override * block, gpu_memory

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from functools import partial
 from inspect import isfunction
 from typing import Any
@@ -29,8 +30,12 @@ from minivllm.core.step import (
     StepOutput,
     TokenLogprobs,
 )
+from minivllm.models.compile_cache import load_compiled
+from minivllm.models.compiled import CompiledDecoder
+from minivllm.models.decoder import Decoder
 from minivllm.models.registry import ModelConfig
-from minivllm.models.weights import load_model
+from minivllm.models.weights import load_config, load_model
+from minivllm.sampling.rejection import is_answer
 from minivllm.sampling.sampler import INVALID, Penalties, Sampler, SamplerOutput, SamplingMetadata
 from minivllm.sampling_params import SamplingParams
 from minivllm.worker.device import choose_device, choose_dtype, limit_threads
@@ -39,10 +44,12 @@ from minivllm.worker.graphs import GraphRunner, compiled, decode_step
 from minivllm.worker.input_batch import InputBatch, PenaltyInputs, StepInputs
 from minivllm.worker.kv_cache import allocate_kv_caches, num_kv_blocks
 from minivllm.worker.prompt_logprobs import PromptLogprobs
+from minivllm.worker.speculation import Speculation
 from minivllm.worker.transfer import to_device
 
 logger = logging.getLogger("minivllm")
 
+_INSIDE_THE_DECODER = {"write_kv", "attention.decode", "attention.prefill", "graph_runner"}  # components
 _WARM_UP_ID = "warm-up"
 _WARM_UP_TOKENS = 32
 
@@ -65,33 +72,60 @@ class ModelRunner:
             limit_threads()
         self.dtype = choose_dtype(config.dtype, self.device)
         self.dtype_name = str(self.dtype).removeprefix("torch.")
-        self.model = load_model(
-            config.model, dtype=self.dtype, device=self.device, load_format=config.load_format, seed=config.seed
-        )
+        self.model = self._load_model(components)
         self.model_config: ModelConfig = self.model.config
         self.vocab_size = self.model_config.vocab_size
         self.max_model_len = self.model_config.max_position_embeddings
-        backend = get_backend(config.attention_backend, self.device_type, self.dtype)
-        self.model.attention_backend = replace_parts(backend, components, self.model_config)
         sampler = components.pick("sampler")
         self.sampler = sampler() if isinstance(sampler, type) else sampler
 
         self.graphs: GraphRunner | None = None  # recorded in warm_up(); until then, and without them, every step is eager
         self._uses_graphs = self._can_use_graphs(components)
+        self.speculation = self._make_speculation(components)
+        drafter = None if self.speculation is None else self.speculation.kv_config
         gpu_memory = None if self.device_type == "cpu" else self._gpu_memory_for_kv()
-        self.num_blocks = num_kv_blocks(config, self.model_config, self.dtype, gpu_memory)
+        self.num_blocks = num_kv_blocks(config, self.model_config, self.dtype, gpu_memory, drafter)
         self.kv_caches = allocate_kv_caches(self.num_blocks, config.block_size, self.model_config, self.dtype, self.device)
+        if self.speculation is not None and drafter is not None:
+            caches = allocate_kv_caches(self.num_blocks, config.block_size, drafter, self.dtype, self.device)
+            self.speculation.set_kv_caches(caches)
         assert config.max_num_seqs is not None
         longest = config.max_model_len or min(self.max_model_len, (self.num_blocks - 1) * config.block_size)
         self.batch = InputBatch(config.max_num_seqs, longest, config.block_size, components.pick("slot_mapping"))
         if self._uses_graphs:
             step = partial(decode_step, self.model, self.kv_caches)
             step = compiled(step) if config.torch_compile else step
-            self.graphs = components.pick("graph_runner")(step, config.max_num_seqs, self.batch.max_blocks, self.device)
+            most_rows = config.max_num_seqs * (1 + (0 if self.speculation is None else self.speculation.k))
+            self.graphs = components.pick("graph_runner")(step, most_rows, self.batch.max_blocks, self.device)
         self._prompt_logprobs = PromptLogprobs(self.model.logits)
         self._submitted: tuple[StepInputs, torch.Tensor] | None = None  # hidden states of the tokens to sample from
+        self._step: tuple[torch.Tensor, float] | None = None  # hidden states of all its tokens, and when it was submitted
         self._in_flight: _StepInFlight | None = None
         logger.info("%s", self.describe())
+
+    def _load_model(self, components: Components) -> Decoder | CompiledDecoder:
+        """The compiled decoder, where there is one and no replaced part would have to work inside it; else the eager one."""
+        config = self.config
+        compilable = self.device_type == "cpu" and config.attention_backend in ("auto", "cpu") and config.load_format != "dummy"
+        if compilable and not config.enforce_eager and not _INSIDE_THE_DECODER & components.keys():
+            load_config(config.model, load_format=config.load_format)  # raises what load_model would
+            backend = get_backend("cpu", "cpu", self.dtype)
+            if (model := load_compiled(config.model, self.dtype, backend)) is not None:
+                return model
+        decoder = load_model(
+            config.model, dtype=self.dtype, device=self.device, load_format=config.load_format, seed=config.seed
+        )
+        backend = get_backend(config.attention_backend, self.device_type, self.dtype)
+        decoder.attention_backend = replace_parts(backend, components, decoder.config)
+        return decoder
+
+    def _make_speculation(self, components: Components) -> Speculation | None:
+        if self.config.speculative_config is None:
+            return None
+        model = self.model
+        weights = self.model_config, model.embed_tokens, model.logits
+        with torch.inference_mode():
+            return Speculation(self.config, components, *weights, model.attention_backend, self.dtype, self.device)
 
     def _can_use_graphs(self, components: Components) -> bool:
         """On a GPU unless told otherwise. On a CPU only to try a graph_runner component: nothing is gained there."""
@@ -113,7 +147,8 @@ class ModelRunner:
         tokens = (self.num_blocks - 1) * self.config.block_size
         size = sum(cache.numel() * cache.element_size() for cache in self.kv_caches)
         return (
-            f"{self.config.model} on {self.device_type} in {self.dtype_name}, attention {self.model.attention_backend.name},"
+            f"{self.config.model} on {self.device_type} in {self.dtype_name},"
+            f" {'compiled' if isinstance(self.model, CompiledDecoder) else 'eager'}, attention {self.model.attention_backend.name},"
             f" KV cache of {self.num_blocks} blocks of {self.config.block_size} ({tokens} tokens, {size / 2**20:.0f} MiB)"
         )
 
@@ -128,15 +163,18 @@ class ModelRunner:
         if self._in_flight is not None:
             self._in_flight.collect()
         self._submitted = None
-        if drafts := scheduler_output.scheduled_spec_decode_tokens:
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        if drafts and self.speculation is None:
             raise ValueError(f"The step verifies drafts of {', '.join(drafts)}: this executor has no speculative decoding.")
+        started = time.perf_counter()
         self.batch.update(scheduler_output)
-        inputs = self.batch.build(scheduler_output.num_scheduled_tokens)
+        inputs = self.batch.build(scheduler_output.num_scheduled_tokens, drafts)
         hidden = self._forward(inputs)
         self._prompt_logprobs.forget(scheduler_output.finished_req_ids)
         if (self.batch.num_prompt_logprobs[inputs.rows] >= 0).any():
             inputs.prompt_logprobs = self._prompt_logprobs.add(inputs, self.batch, hidden)
         self._submitted = inputs, hidden[self._to_device(inputs.logits_indices)]
+        self._step = hidden, started
 
     @torch.inference_mode()
     def sample(self, grammar_mask: Any = None) -> StepHandle:
@@ -152,16 +190,19 @@ class ModelRunner:
             if not isinstance(self.sampler, Sampler):  # ours widens a few rows at a time
                 logits = logits.float()
             metadata = self._sampling_metadata(inputs)
-            output = self.sampler(logits, metadata)
-            self._check_sampled(output, len(inputs.sample_rows), metadata)
+            if self.speculation is None:
+                output = self.sampler(logits, metadata)
+            else:
+                output = self.speculation.sample(logits, metadata, self.sampler, inputs)
+            self._check_sampled(output, len(inputs.ahead), metadata)
         self._in_flight = _StepInFlight(self, inputs, output)
         return self._in_flight
 
     def shutdown(self) -> None:
         """Let go of the weights and the KV cache. The runner cannot be used afterwards."""
-        self._submitted = self._in_flight = None
+        self._submitted = self._in_flight = self._step = None
         self.kv_caches = []
-        self.graphs = None
+        self.graphs = self.speculation = None
         del self.model, self._prompt_logprobs
         if self.device_type == "cuda":
             torch.cuda.empty_cache()
@@ -198,26 +239,34 @@ class ModelRunner:
         """Hidden states [T, hidden_size] of a step, to be used before the next one."""
         if self.graphs is not None and (replayed := self.graphs.run(inputs)) is not None:
             return replayed
-        arrays = (inputs.input_ids, inputs.positions, inputs.query_start_loc, inputs.seq_lens)
-        input_ids, positions, query_start_loc, seq_lens, block_tables, slot_mapping = to_device(
-            [*arrays, inputs.block_tables, inputs.slot_mapping], self.device
-        )
-        meta = AttentionMetadata(
-            num_decodes=inputs.num_decodes,
-            num_tokens=len(inputs.input_ids),
-            query_start_loc=query_start_loc,
-            seq_lens=seq_lens,
-            block_tables=block_tables,
-            slot_mapping=slot_mapping,
-            query_start_loc_np=inputs.query_start_loc,
-            seq_lens_np=inputs.seq_lens,
-        )
+        input_ids, positions, meta = self._to_model(inputs)
         hidden = self.model(input_ids, positions, self.kv_caches, meta)
         assert isinstance(hidden, torch.Tensor)
         return hidden
 
+    def _to_model(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
+        """A step's token ids, positions and shape on the device."""
+        arrays = (inputs.input_ids, inputs.positions, inputs.query_start_loc, inputs.seq_lens)
+        input_ids, positions, query_start_loc, seq_lens, block_tables, slot_mapping = to_device(
+            [*arrays, inputs.block_tables, inputs.slot_mapping], self.device
+        )
+        return (
+            input_ids,
+            positions,
+            AttentionMetadata(
+                num_decodes=inputs.num_decodes,
+                num_tokens=len(inputs.input_ids),
+                query_start_loc=query_start_loc,
+                seq_lens=seq_lens,
+                block_tables=block_tables,
+                slot_mapping=slot_mapping,
+                query_start_loc_np=inputs.query_start_loc,
+                seq_lens_np=inputs.seq_lens,
+            ),
+        )
+
     def _sampling_metadata(self, inputs: StepInputs) -> SamplingMetadata:
-        asked = self.batch.sampling_inputs(inputs.rows[inputs.sample_rows])
+        asked = self.batch.sampling_inputs(inputs.rows[inputs.sample_rows[inputs.sample_row_of]], inputs.ahead)
         put = self._to_device
         wants_logprobs = (asked.num_logprobs >= 0).nonzero()[0]
         temperature, seeds, positions, sampled_rows = to_device(
@@ -276,28 +325,53 @@ class ModelRunner:
     def _collect(self, inputs: StepInputs, output: SamplerOutput | None) -> StepOutput:
         """Wait for a step's tokens, put them into the batch, and say what came out."""
         result = StepOutput(sampled_token_ids={req_id: [] for req_id in inputs.req_ids})
-        if output is None:
-            return result
-        result.prompt_logprobs = inputs.prompt_logprobs
-        token_ids, logprobs = self._to_host(output)
-        usable = (token_ids >= 0) & (token_ids < self.vocab_size)
-        rows = inputs.rows[inputs.sample_rows]
-        num_logprobs = self.batch.num_logprobs[rows]
-        self.batch.append_tokens(rows[usable], token_ids[usable])
-        logprobs_row = 0
-        for i, batch_row in enumerate(inputs.sample_rows):
-            req_id, token_id = inputs.req_ids[batch_row], int(token_ids[i])
-            if usable[i]:
-                result.sampled_token_ids[req_id] = [token_id]
-            else:
-                result.errors[req_id] = self._what_went_wrong(token_id, int(inputs.seq_lens[batch_row]))
-            if num_logprobs[i] >= 0:
-                if logprobs is not None:
-                    last = 1 + int(num_logprobs[i])
-                    entry = [values[logprobs_row][:last].tolist() for values in logprobs]
-                    result.logprobs[req_id] = [TokenLogprobs(*entry)]
-                logprobs_row += 1
+        if output is not None:
+            result.prompt_logprobs = inputs.prompt_logprobs
+            token_ids, logprobs = self._to_host(output)
+            answers = is_answer(token_ids, inputs.draft_ids, inputs.ahead)
+            usable = answers & (token_ids >= 0) & (token_ids < self.vocab_size)
+            for n in (answers > usable).nonzero()[0]:
+                if inputs.ahead[n] == 0:  # else it has tokens before this one, and the next step will say the same
+                    req_id, position = inputs.req_ids[inputs.sample_rows[inputs.sample_row_of[n]]], inputs.positions
+                    token_index = inputs.logits_indices[n]
+                    result.errors[req_id] = self._what_went_wrong(int(token_ids[n]), int(position[token_index]) + 1)
+            rows = inputs.rows[inputs.sample_rows[inputs.sample_row_of]]
+            self.batch.append_tokens(rows[usable], token_ids[usable], inputs.ahead[usable])
+            for n in usable.nonzero()[0]:
+                result.sampled_token_ids[inputs.req_ids[inputs.sample_rows[inputs.sample_row_of[n]]]].append(int(token_ids[n]))
+            if logprobs is not None:
+                self._add_logprobs(result, inputs, rows, usable, logprobs)
+        else:
+            usable = np.zeros(0, dtype=bool)
+        if self.speculation is not None:
+            self._draft(result, inputs, usable)
+        self._step = None
         return result
+
+    def _add_logprobs(
+        self, result: StepOutput, inputs: StepInputs, rows: np.ndarray, usable: np.ndarray, logprobs: list[np.ndarray]
+    ) -> None:
+        """One entry for each answered token of the requests that ask."""
+        num_logprobs = self.batch.num_logprobs[rows]
+        entry_of = (num_logprobs >= 0).cumsum() - 1
+        for n in (usable & (num_logprobs >= 0)).nonzero()[0]:
+            req_id = inputs.req_ids[inputs.sample_rows[inputs.sample_row_of[n]]]
+            last = 1 + int(num_logprobs[n])
+            entry = [values[entry_of[n]][:last].tolist() for values in logprobs]
+            result.logprobs.setdefault(req_id, []).append(TokenLogprobs(*entry))
+
+    def _draft(self, result: StepOutput, inputs: StepInputs, usable: np.ndarray) -> None:
+        """Count what became of the step's drafts, and make the next ones. `usable` [N]: the rows that yielded a token."""
+        assert self.speculation is not None and self._step is not None
+        hidden, started = self._step
+        counts = np.bincount(inputs.sample_row_of[usable], minlength=len(inputs.sample_rows))
+        if (inputs.ahead > 0).any():
+            self.speculation.count(inputs, counts, time.perf_counter() - started)
+        gained = counts.nonzero()[0]
+        last = np.searchsorted(inputs.sample_row_of, gained) + counts[gained] - 1
+        meta = self._to_model(inputs)[-1] if self.speculation.needs_hidden else None
+        drafts = self.speculation.draft(self.batch, inputs, hidden, meta, inputs.sample_rows[gained], last)
+        result.draft_token_ids = drafts
 
     def _to_host(self, output: SamplerOutput) -> tuple[np.ndarray, list[np.ndarray] | None]:
         """All copies are queued, then waited for once."""

@@ -33,14 +33,14 @@ class PromptLogprobs:
         for b in (batch.num_prompt_logprobs[inputs.rows] >= 0).nonzero()[0]:
             req_id, row = inputs.req_ids[b], inputs.rows[b]
             num_prompt_tokens = int(batch.num_prompt_tokens[row])
-            start, stop = int(inputs.query_start_loc[b]), int(inputs.query_start_loc[b + 1])
-            position = int(inputs.positions[start])
+            start, stop = int(inputs.token_starts[b]), int(inputs.token_starts[b + 1])
+            position, last_position = inputs.positions[[start, stop - 1]].tolist()
             if position == 0:  # also when it begins again after a preemption
                 self._found[req_id] = []
             stop = min(stop, start + num_prompt_tokens - 1 - position)
             targets = batch.token_ids[row, position + 1 : position + 1 + stop - start]
             self._found[req_id] += self._entries(hidden[start:stop], targets, int(batch.num_prompt_logprobs[row]))
-            if inputs.seq_lens[b] >= num_prompt_tokens:
+            if last_position >= num_prompt_tokens - 1:
                 whole[req_id] = self._found.pop(req_id)
                 batch.num_prompt_logprobs[row] = -1
         return whole

@@ -128,7 +128,7 @@ def test_without_chunked_prefill_drafts_are_cut_by_the_budget_not_refused():
     driver = start(max_num_batched_tokens=8, max_num_seqs=2, enable_chunked_prefill=False, echo={"num_speculative_tokens": 6})
     driver.add(make_request("a", 2, max_tokens=9), make_request("b", 2, max_tokens=9))
     driver.step()
-    assert driver.step().num_scheduled_tokens == {"a": 5, "b": 3}  # both could have computed 5
+    assert driver.step().num_scheduled_tokens == {"a": 4, "b": 4}  # both could have computed 5: the budget is shared out
     driver.run()
 
 
@@ -432,3 +432,21 @@ def test_priority_is_served_best_first_and_does_not_interrupt_the_running():
         order += [r for r in driver.step().num_scheduled_tokens if r not in order]
     assert order == ["a", "c", "b"]
     check_all_free(driver.engine)
+
+
+def test_longest_prefix_uses_what_is_cached_before_it_is_evicted():
+    """Three documents, two questions each, asked in turns; the pool holds one document and a half. First come, first served
+    finds each one evicted; the cache-aware order asks both questions while it is there. Nobody's answer changes."""
+    found = {}
+    for policy in ("fcfs", "longest_prefix"):
+        driver = start(num_blocks=10, scheduling_policy=policy, max_num_seqs=1)
+        requests = [
+            make_request(f"{document}{question}", [100 * document + i for i in range(20)] + [question] * 3, 1)
+            for question in (7, 8)
+            for document in (1, 2, 3)
+        ]
+        driver.add(*requests)
+        answers = driver.run()
+        assert all(answers[r.request_id].token_ids == oracle(driver.engine, r)[0] for r in requests)
+        found[policy] = [answers[r.request_id].num_cached_tokens for r in requests]
+    assert found == {"fcfs": [0, 0, 0, 0, 0, 0], "longest_prefix": [0, 0, 0, 20, 20, 20]}

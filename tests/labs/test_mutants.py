@@ -45,6 +45,14 @@ SAME = {
     "  =>  num_new_blocks = max(-1, -(-num_slots // self.block_size) - len(blocks))": (
         "a pool that is asked for -1 blocks gives none, as for 0"
     ),
+    "7.1: header = b'\\x00' * 32 if parent is None else parent"
+    "  =>  header = b'\\x00' * 33 if parent is None else parent": "any bytes that no digest can be will do for the first block",
+    "7.1: header = b'\\x00' * 32 if parent is None else parent"
+    "  =>  header = b'\\x00' * 31 if parent is None else parent": "likewise",
+    "7.1: assert isinstance(header, bytes), 'a parent is what hash_block returned for the block before'"
+    "  =>  (dropped)": "hashlib says so itself",
+    "7.4: for key, block in zip(child.keys, child.blocks, strict=True):"
+    "  =>  for key, block in zip(child.keys, child.blocks, strict=False):": "a node has as many keys as blocks",
 }
 
 

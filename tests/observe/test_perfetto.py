@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_slices_of_a_thread_follow_each_other():
             of_thread[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     assert len(of_thread) == 4
     for slices in of_thread.values():
-        for (_, end), (begin, _) in zip(slices, slices[1:], strict=False):
+        for (_, end), (begin, _) in pairwise(slices):
             assert begin >= end - 0.01  # microseconds, rounded
 
 

@@ -94,8 +94,8 @@ def test_drafts_are_told_with_how_many_were_right():
     assert trace.requests["a"].itl[:4] == [1.0, 0.0, 0.0, 0.0]
 
     engine = recording_engine(echo={"num_speculative_tokens": 3, "draft_accuracy": 0.0})
-    trace = run(engine, make_request("a", 5, max_tokens=3))
-    assert [step.tokens["a"] for step in trace.steps[1:]] == [ScheduledTokens(5, 4, 0, 3, 0), ScheduledTokens(6, 4, 0, 3, 0)]
+    trace = run(engine, make_request("a", 5, max_tokens=9))
+    assert [step.tokens["a"] for step in trace.steps[1:3]] == [ScheduledTokens(5, 4, 0, 3, 0), ScheduledTokens(6, 4, 0, 3, 0)]
 
 
 # ---------------------------------------------------------------------- ends of all kinds
@@ -187,7 +187,7 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12), st.integer
 def test_tables_and_blocks_agree_with_the_engine(
     sizes: list[tuple[int, int, int]], num_blocks: int, budget: int, drafts: int, radix: bool
 ):
-    """After every step: the tables are the manager's, taken and freed explain the difference, evicted is what the pool evicted."""
+    """After every step: the tables are the manager's, taken and freed say what changed, evicted is what the pool evicted."""
     prefix_cache = "radix" if radix else "hash"
     echo = {"num_speculative_tokens": drafts}
     parts = {"block_pool": PoolThatTells}

@@ -40,7 +40,8 @@ def test_case_12_a_request_id_that_is_open_is_refused_and_free_again_after_an_ab
     body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "request_id": "mine"}
     with slow_echo.client() as client:
         with client.stream("POST", "/v1/completions", json=body) as stream:
-            next(events(stream))
+            seen = events(stream)
+            next(seen)
             error = refusal(completion(slow_echo, request_id="mine"))
             assert "request_id 'cmpl-mine' is in use" in error["message"] and error["param"] == "request_id"
         eventually(lambda: not slow_echo.stats()["requests"])

@@ -1,0 +1,107 @@
+"""Drafts from a smaller model with the same vocabulary, greedy, for all requests of the batch at once. Labs: shown in Lab 10. May
+not know the scheduler.
+
+Its KV cache lives under the target's block tables and **catches up by itself**. The rule: after every step it holds each known
+token of every request in the step, no matter what the step was. The batch keeps one number for each request,
+`num_drafter_tokens`: how many leading tokens it holds. One pass computes what is missing, and the drafts go on from there:
+
+    known tokens after the step       t t t t t t t n           n is the newest, sampled just now
+    num_drafter_tokens = 5            . . . . .
+    pass 1 computes                             t t n           -> draft d1
+    pass 2 .. k                                       d1 d2 ..  -> d2 .. dk: these keys are kept, too
+
+    - a chunk of a prompt: pass 1 computes the chunk, and nothing is drafted
+    - drafts accepted: their keys are there already; at least the newest token is missing
+    - drafts rejected: everything from the first wrong one on counts as missing (min(held, known - 1)), and is overwritten
+    - a hit in the prefix cache: a block was published when the target's step was planned, and filled in all layers in that step;
+      so cached tokens are held (`num_drafter_tokens` starts at the number of cached ones)
+    - preemption: the request comes back as a new one, with what the cache still has
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from minivllm.attention.interface import AttentionBackend
+from minivllm.models.registry import ModelConfig
+from minivllm.models.weights import load_model
+from minivllm.spec_decode.config import SpeculativeConfig
+from minivllm.spec_decode.drafting import Progress, flat_batch, next_positions, put_ids
+
+
+class DraftModel:
+    """Loads the model named by `config.model`. Raises ValueError if its vocabulary is not the target's."""
+
+    needs_hidden = False
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        target: ModelConfig,
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+        load_format: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        assert config.model is not None
+        self.k = config.num_speculative_tokens
+        self.device = device
+        load_format = load_format if load_format == "dummy" else "auto"
+        self.model = load_model(config.model, dtype=dtype, device=device, load_format=load_format, seed=seed)
+        self.model.attention_backend = backend
+        if self.model.config.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"speculative_config: the draft model {config.model} has {self.model.config.vocab_size} tokens in its vocabulary,"
+                f" the target {target.vocab_size}. Drafts are token ids: take a model with the target's tokenizer."
+            )
+        self.kv_config = self.model.config
+        self.kv_caches: list[torch.Tensor] = []  # set by whoever owns the pool
+
+    def propose(self, progress: Progress) -> list[list[int]]:
+        batch, drafts = progress.batch, []
+        rows, is_gained = self._catch_up_order(progress)
+        starts, ends = self._missing(progress, rows)
+        positions, meta = flat_batch(batch, rows, starts, ends - starts, self.device)
+        ids = put_ids(batch.token_ids[rows.repeat(ends - starts), positions], self.device)
+        hidden = self._forward(ids, positions, meta)
+        batch.num_drafter_tokens[rows] = ends
+        rows = rows[is_gained]
+        if not len(rows):
+            return []
+        hidden = hidden[torch.from_numpy((ends - starts).cumsum()[is_gained] - 1).to(self.device)]
+        for ahead in range(1, self.k + 1):
+            ids = self.model.logits(hidden).argmax(dim=-1)
+            drafts.append(ids)
+            if ahead < self.k:
+                at = next_positions(batch, rows, ahead)
+                positions, meta = flat_batch(batch, rows, at, np.ones_like(at), self.device)
+                hidden = self._forward(ids, positions, meta)
+        batch.num_drafter_tokens[rows] += self.k - 1
+        of_row = dict(zip(rows.tolist(), torch.stack(drafts, dim=1).tolist(), strict=True))
+        return [of_row[row] for row in progress.gained_rows.tolist()]
+
+    def _catch_up_order(self, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
+        """The step's rows, short catch-ups first as attention wants them, and which of them gained a token."""
+        is_gained = np.zeros(len(progress.rows), dtype=bool)
+        is_gained[progress.gained] = True
+        starts, ends = self._missing(progress, progress.rows)
+        order = np.argsort(ends - starts, kind="stable")
+        return progress.rows[order], is_gained[order]
+
+    @staticmethod
+    def _missing(progress: Progress, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which tokens of each row pass 1 computes: from the first that is not held (the newest known one in any case, whose
+        place may hold a draft) to the last that is known, or to the end of a prompt's chunk."""
+        batch = progress.batch
+        gained = np.isin(rows, progress.gained_rows)
+        scheduled = dict(zip(progress.rows.tolist(), np.diff(progress.token_starts).tolist(), strict=True))
+        computed = batch.num_computed_tokens[rows] + np.array([scheduled[row] for row in rows.tolist()])
+        ends = np.where(gained, batch.num_tokens[rows], np.minimum(computed, batch.num_tokens[rows]))
+        return np.minimum(batch.num_drafter_tokens[rows], ends - 1), ends
+
+    def _forward(self, ids: torch.Tensor, positions: np.ndarray, meta: object) -> torch.Tensor:
+        hidden = self.model(ids, torch.from_numpy(positions).to(self.device), self.kv_caches, meta)
+        assert isinstance(hidden, torch.Tensor)
+        return hidden

@@ -1,0 +1,130 @@
+"""What a drafter is to the model runner, and the batches that drafters with a KV cache of their own compute. May not know the
+scheduler.
+
+    after a step's tokens are known:   drafter.propose(Progress) -> drafts [S, k], one row for each request that got tokens
+
+A drafter's cache has the target's block tables: its layers are further layers of the same blocks. So whatever happens to a block
+(shared, cached, freed, taken away) happens to its keys and values in all layers at once, and no drafter needs to be told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from minivllm.attention.interface import AttentionMetadata
+from minivllm.models.registry import ModelConfig
+
+
+class Batch(Protocol):
+    """What drafters read of the worker's `InputBatch`: arrays with a row for each request."""
+
+    token_ids: np.ndarray  # [rows, max_model_len] int32: known tokens, then anything
+    num_tokens: np.ndarray
+    num_computed_tokens: np.ndarray
+    num_drafter_tokens: np.ndarray
+    block_table: np.ndarray  # [rows, max_blocks] int32, 0-padded
+    block_size: int
+
+
+@dataclass(slots=True)
+class Progress:
+    """A step whose tokens have just joined the batch.
+
+    rows [B]: the batch rows of the step's requests.   token_starts [B + 1]: where each one's tokens lie among the step's T.
+    gained [S]: which of the B got tokens.   last [S]: which of the T tokens each one's newest token was sampled from.
+    hidden: the target's hidden states [T, hidden], after the final norm.   positions: of the T tokens.
+    meta: what the target's attention was given.
+    """
+
+    batch: Batch
+    rows: np.ndarray
+    token_starts: np.ndarray
+    gained: np.ndarray
+    last: np.ndarray
+    positions: np.ndarray
+    hidden: torch.Tensor
+    meta: AttentionMetadata | None
+
+    @property
+    def gained_rows(self) -> np.ndarray:
+        return self.rows[self.gained]
+
+
+class ModelDrafter(Protocol):
+    """A drafter as the runner holds it. `needs_hidden`: whether it reads `Progress.hidden` and `meta`.   kv_config: the sizes of its
+    own cache, None if it has none.   kv_caches: that cache, set by whoever owns the pool."""
+
+    needs_hidden: bool
+    kv_config: ModelConfig | None
+    kv_caches: list[torch.Tensor]
+
+    def propose(self, progress: Progress) -> list[list[int]]:
+        """Drafts for each request in `gained`, at most k; [] for none."""
+        ...
+
+
+def flat_batch(
+    batch: Batch, rows: np.ndarray, starts: np.ndarray, num_tokens: np.ndarray, device: torch.device
+) -> tuple[np.ndarray, AttentionMetadata]:
+    """Positions [T], and the metadata, of a batch that computes tokens starts .. starts + num_tokens - 1 of each row (all [B]).
+
+    Rows that come first with at most 4 tokens are decodes, a row of attention for each token: see `worker.input_batch.StepInputs`.
+    """
+    owner = np.arange(len(rows)).repeat(num_tokens)
+    token_starts = np.concatenate([[0], num_tokens.cumsum()])
+    positions = np.arange(len(owner)) - token_starts[owner] + starts[owner]
+    single = int(np.append(num_tokens > _FEW, True).argmax())
+    num_decodes = int(token_starts[single])
+    row_of = np.concatenate([owner[:num_decodes], np.arange(single, len(rows))])  # of attention
+    seq_lens = np.concatenate([positions[:num_decodes] + 1, (starts + num_tokens)[single:]])
+    query_start_loc = np.concatenate([np.arange(num_decodes), token_starts[single:]])
+    return positions, _metadata(batch, rows, owner, positions, num_decodes, row_of, seq_lens, query_start_loc, device)
+
+
+_FEW = 4
+
+
+def _metadata(
+    batch: Batch,
+    rows: np.ndarray,
+    owner: np.ndarray,
+    positions: np.ndarray,
+    num_decodes: int,
+    row_of: np.ndarray,
+    seq_lens: np.ndarray,
+    query_start_loc: np.ndarray,
+    device: torch.device,
+) -> AttentionMetadata:
+    block_size = batch.block_size
+    tables = batch.block_table[rows, : -(-int(seq_lens.max()) // block_size)]
+    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+
+    def put(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    seq_lens, query_start_loc = seq_lens.astype(np.int32), query_start_loc.astype(np.int32)
+    return AttentionMetadata(
+        num_decodes=num_decodes,
+        num_tokens=len(positions),
+        query_start_loc=put(query_start_loc),
+        seq_lens=put(seq_lens),
+        block_tables=put(np.ascontiguousarray(tables[row_of])),
+        slot_mapping=put(slots),
+        query_start_loc_np=query_start_loc,
+        seq_lens_np=seq_lens,
+    )
+
+
+def next_positions(batch: Batch, rows: np.ndarray, ahead: int) -> np.ndarray:
+    """Position `ahead` places after each row's newest token, where a draft goes. Near max_model_len the last position stands for
+    those behind it: it is sampled, never computed, so its slot is free for what nobody will read."""
+    last: int = batch.token_ids.shape[1] - 1
+    return np.minimum(batch.num_tokens[rows] - 1 + ahead, last)
+
+
+def put_ids(token_ids: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(token_ids.astype(np.int64)).to(device, non_blocking=True)

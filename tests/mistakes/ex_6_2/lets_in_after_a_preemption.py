@@ -1,0 +1,18 @@
+# expect: Somebody had to give way
+import minivllm.core.scheduler
+
+
+class Scheduler(minivllm.core.scheduler.Scheduler):
+    def schedule(self):
+        step = self.open_step()
+        for request in self.running_in_order():
+            n = self.num_new_tokens(request, self.budget_left(step))
+            if n > 0 and not self.advance(step, request, n):
+                break
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            request = self.waiting.peek()
+            hits, num_cached_tokens = self.kv_cache_manager.get_computed_blocks(request)
+            n = self.num_new_tokens(request, self.budget_left(step), num_cached_tokens)
+            if n == 0 or not self.admit(step, request, n, hits, num_cached_tokens):
+                break
+        return self.close_step(step)
