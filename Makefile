@@ -9,7 +9,7 @@ endif
 PY := $(BIN)/python
 
 # Tests that need neither the real model nor a Jupyter kernel.
-FAST := tests/core tests/sim tests/sampling tests/text tests/package tests/bench tests/worker tests/attention \
+FAST := tests/core tests/sim tests/sampling tests/text tests/package tests/bench tests/observe tests/worker tests/attention \
 	tests/labs/test_build.py tests/labs/test_quiz.py tests/labs/test_stages.py
 
 .PHONY: help demo test check lab build clean

@@ -22,6 +22,7 @@ _HOMES = {
     "solution": "help",
     "reset": "help",
     "need": "help",
+    "answer_text": "help",
     "predict": "quiz",
     "recall": "quiz",
     "quiz": "quiz",
@@ -39,8 +40,9 @@ _HOMES = {
     "reference_results": "results",
 }
 __all__ = [
-    "CheckFailed", "check", "components", "hint", "journey", "live", "need", "new_figure", "predict", "progress", "quiz",
-    "recall", "reference_results", "reset", "save_result", "show", "show_diff", "skip", "solution", "start", "use", "whose",
+    "CheckFailed", "answer_text", "check", "components", "hint", "journey", "live", "need", "new_figure", "predict", "progress",
+    "quiz", "recall", "reference_results", "reset", "save_result", "show", "show_diff", "skip", "solution", "start", "use",
+    "whose",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from checks.student.engine import components, show_diff, use
     from checks.student.failure import CheckFailed
     from checks.student.figures import live, new_figure, show
-    from checks.student.help import hint, need, reset, skip, solution
+    from checks.student.help import answer_text, hint, need, reset, skip, solution
     from checks.student.lab import start, whose
     from checks.student.overview import progress
     from checks.student.quiz import predict, quiz, recall

@@ -1,4 +1,4 @@
-"""The `minivllm` command: generate, chat, serve, fetch, bench.
+"""The `minivllm` command: generate, chat, serve, fetch, compile, bench.
 
 May not import torch, or anything that does, before a command needs it: `minivllm --help` answers at once.
 """
@@ -114,6 +114,16 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("name", metavar="NAME", help='"smollm2-135m", a Hub id, or a .gguf file')
     fetch.add_argument("--from", dest="source", metavar="FILE", help="take the download from this file instead of the network")
     fetch.set_defaults(run=_fetch)
+
+    compile_ = commands.add_parser(
+        "compile",
+        help="make a model faster on this CPU, once",
+        description="Compile a model for this machine's CPU: minutes, once, and every later start finds it in the cache."
+        " It is for one dtype, torch version and number of threads. The last line of stdout is its folder.",
+    )
+    compile_.add_argument("name", metavar="NAME", help='"smollm2-135m", a folder, a Hub id, or a .gguf file')
+    compile_.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="as the engine's (auto)")
+    compile_.set_defaults(run=_compile)
 
     commands.add_parser("bench", help="measure: bench throughput, bench compare, bench serve", add_help=False)
     return parser
@@ -426,15 +436,34 @@ def _fetch(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compile(args: argparse.Namespace) -> int:
+    import torch
+
+    from minivllm.models.compile_cache import compile_model
+    from minivllm.worker.device import choose_dtype, limit_threads
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    limit_threads()  # as the engine will
+    begin = time.perf_counter()
+
+    def say(stage: str) -> None:
+        print(f"[{time.perf_counter() - begin:4.0f} s] {stage} ...", file=sys.stderr, flush=True)
+
+    folder = compile_model(args.name, choose_dtype(args.dtype, torch.device("cpu")), say)
+    print(folder)
+    return 0
+
+
 _BENCHES = {
     "throughput": "minivllm.bench.throughput",
     "compare": "minivllm.bench.compare",
     "serve": "minivllm.bench.serve",
+    "gpu-report": "minivllm.bench.gpu_report",
 }
 
 
 def _bench(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="minivllm bench", description="Measure. `minivllm bench NAME --help` says more.")
-    parser.add_argument("name", choices=sorted(_BENCHES), help="an engine, several of them, or a server under load")
+    parser.add_argument("name", choices=sorted(_BENCHES), help="an engine, several of them, a server under load, or a GPU")
     name = parser.parse_args(argv[:1]).name
     return int(importlib.import_module(_BENCHES[name]).main(argv[1:]))

@@ -38,7 +38,19 @@ import time
 import torch
 
 import minivllm.core.scheduler
-from checks import components, journey, need, new_figure, predict, quiz, recall, save_result, show, show_diff, start
+from checks import (
+    components,
+    journey,
+    need,
+    new_figure,
+    predict,
+    quiz,
+    recall,
+    save_result,
+    show,
+    show_diff,
+    start,
+)
 from minivllm import EngineConfig, LLM, SamplingParams
 from minivllm.attention.contiguous import ContiguousKVCache, forward_batch_with_cache
 from minivllm.bench import metrics
@@ -117,7 +129,11 @@ from matplotlib.patches import Patch, Rectangle
 
 STATIC = {"A": "pdd...  ", "B": "pddddd  ", "C": "      pd"}
 CONTINUOUS = {"A": "pdd    ", "B": "pdd.ddd", "C": "   pd  "}
-LOOKS = {"p": ("#0072B2", "////", "prompt"), "d": ("#E69F00", "", "decode"), ".": ("#e4e4e4", "xxxx", "seat taken, no token")}
+LOOKS = {
+    "p": ("#0072B2", "////", "prompt"),
+    "d": ("#E69F00", "", "decode"),
+    ".": ("#e4e4e4", "xxxx", "seat taken, no token"),
+}
 
 
 def draw_steps(axes, rows, title):
@@ -126,7 +142,11 @@ def draw_steps(axes, rows, title):
         for x, kind in enumerate(steps):
             if kind != " ":
                 colour, hatch, _ = LOOKS[kind]
-                axes.add_patch(Rectangle((x, y - 0.4), 1, 0.8, facecolor=colour, hatch=hatch, edgecolor="white"))
+                axes.add_patch(
+                    Rectangle(
+                        (x, y - 0.4), 1, 0.8, facecolor=colour, hatch=hatch, edgecolor="white"
+                    )
+                )
     axes.set(xlim=(0, 8), ylim=(len(rows) - 0.4, -0.6), xticks=[x + 0.5 for x in range(8)])
     axes.set_xticklabels(range(1, 9))
     axes.set_yticks(range(len(rows)), list(rows))
@@ -138,7 +158,10 @@ def draw_steps(axes, rows, title):
 figure, (left, right) = new_figure(width=8.0, height=2.0, columns=2)
 draw_steps(left, STATIC, "Static: 8 steps")
 draw_steps(right, CONTINUOUS, "Continuous: 7 steps")
-handles = [Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label) for colour, hatch, label in LOOKS.values()]
+handles = [
+    Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label)
+    for colour, hatch, label in LOOKS.values()
+]
 figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
 show(
     figure,
@@ -325,18 +348,30 @@ check("5.4")
 def serve_by_hand(scheduler, requests, blocks=100, **settings):
     """Trace of (prompt tokens, output tokens) requests that all come at once, in blocks of 4."""
     config = EngineConfig(block_size=4, enable_prefix_caching=False, **settings).resolved("cpu")
-    engine = RecordingEngineCore(config, EchoExecutor(blocks + 1, 4, vocab_size=1000), Components({"scheduler": scheduler}))
-    asked = [WorkloadRequest(None, [100 * i + t for t in range(n)], outputs) for i, (n, outputs) in enumerate(requests)]
+    engine = RecordingEngineCore(
+        config, EchoExecutor(blocks + 1, 4, vocab_size=1000), Components({"scheduler": scheduler})
+    )
+    asked = [
+        WorkloadRequest(None, [100 * i + t for t in range(n)], outputs)
+        for i, (n, outputs) in enumerate(requests)
+    ]
     return replay(engine, Workload("by hand", 0, asked), clock=VirtualClock())
 
 
 mine = components()
 scheduler = mine.pick("scheduler")  # yours, with minivllm's in the places you skipped
-trace = serve_by_hand(scheduler, [(5, 3), (6, 6), (3, 2)], max_num_seqs=2, max_num_batched_tokens=16)
+trace = serve_by_hand(
+    scheduler, [(5, 3), (6, 6), (3, 2)], max_num_seqs=2, max_num_batched_tokens=16
+)
 for step in trace.steps:
-    told = [f"{'ABC'[int(name)]} {'prompt' if t.is_prefill else 'decode'} {t.num_tokens}" for name, t in step.tokens.items()]
+    told = [
+        f"{'ABC'[int(name)]} {'prompt' if t.is_prefill else 'decode'} {t.num_tokens}"
+        for name, t in step.tokens.items()
+    ]
     ended = ["ABC"[int(name)] for name in step.finished]
-    print(f"step {step.index + 1}: {', '.join(told):22} {', '.join(ended) + ' is done' if ended else ''}".rstrip())
+    print(
+        f"step {step.index + 1}: {', '.join(told):22} {', '.join(ended) + ' is done' if ended else ''}".rstrip()
+    )
 
 # %% [markdown] id="plug-in"
 # ## Plug it in
@@ -345,7 +380,9 @@ for step in trace.steps:
 # that it can cut prompts (`chunking`), so the engine does not ask it to.
 
 # %% id="plug-in-run"
-logging.getLogger("minivllm").handlers = [logging.StreamHandler(sys.stdout)]  # one, also if this cell runs twice
+logging.getLogger("minivllm").handlers = [
+    logging.StreamHandler(sys.stdout)
+]  # one, also if this cell runs twice
 logging.getLogger("minivllm").setLevel(logging.INFO)
 
 print("\n".join(line for line in mine.describe().splitlines() if line.split()[0] in mine))
@@ -358,7 +395,12 @@ questions = [
 ]
 chats = [[{"role": "user", "content": question}] for question in questions]
 params = SamplingParams(temperature=0, max_tokens=12 if lab.fast else 40)
-settings = {"dtype": "float32", "max_model_len": 512, "num_gpu_blocks_override": 129, "max_num_seqs": 3}
+settings = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "num_gpu_blocks_override": 129,
+    "max_num_seqs": 3,
+}
 with LLM(lab.model, components=mine, **settings) as llm:
     answers = [output.outputs[0] for output in llm.chat(chats, params, use_tqdm=False)]
 logging.getLogger("minivllm").setLevel(logging.WARNING)
@@ -420,7 +462,9 @@ bound = (sum(lengths) + wasted) / sum(lengths)
 print(
     f"{len(lengths)} requests want {sum(lengths)} tokens: {min(lengths)} to {max(lengths)} each, {statistics.median(lengths):g} in the middle"
 )
-print(f"static batches of 8 waste {wasted} slots of {wasted + sum(lengths)}, so at most {bound:.1f} times can be won")
+print(
+    f"static batches of 8 waste {wasted} slots of {wasted + sum(lengths)}, so at most {bound:.1f} times can be won"
+)
 
 # %% id="experiment-serve"
 need("3.3")
@@ -438,10 +482,14 @@ def lab_03(workload):
         longest = max(request.max_tokens for request in batch)
         heads = len(batch) * config.num_kv_heads
         room = token_ids.shape[1] + longest
-        cache = ContiguousKVCache(config.num_layers, room, heads, config.head_dim, dtype=lab.dtype, device=lab.device)
+        cache = ContiguousKVCache(
+            config.num_layers, room, heads, config.head_dim, dtype=lab.dtype, device=lab.device
+        )
         newest = token_ids
         for _ in range(longest):
-            newest = forward_batch_with_cache(decoder, newest, positions, mask, cache).argmax(-1, keepdim=True)
+            newest = forward_batch_with_cache(decoder, newest, positions, mask, cache).argmax(
+                -1, keepdim=True
+            )
             newest.tolist()  # the tokens go out, and a GPU is waited for
             positions = positions[:, -1:] + 1
             mask = torch.cat([mask, torch.ones_like(newest, dtype=torch.bool)], dim=1)
@@ -459,7 +507,12 @@ class StaticScheduler(minivllm.core.scheduler.Scheduler):
 
 def serve(scheduler, *workloads):
     """A trace of each workload in an engine with this scheduler; all else is minivllm's."""
-    settings = {"max_num_seqs": 8, "max_model_len": 512, "num_gpu_blocks_override": 300, "dtype": dtype}
+    settings = {
+        "max_num_seqs": 8,
+        "max_model_len": 512,
+        "num_gpu_blocks_override": 300,
+        "dtype": dtype,
+    }
     with LLM(lab.model, components={"scheduler": scheduler}, trace=True, **settings) as llm:
         return [replay(llm, workload) for workload in workloads]
 
@@ -468,8 +521,14 @@ waits = lab_03(work)
 (static,), (continuous,) = serve(StaticScheduler, work), serve(scheduler, work)
 results = {
     "Lab 03's static batch": (sum(lengths) / max(waits), metrics.summarize(waits)),
-    "static, in the engine": (metrics.output_throughput(static), metrics.summarize(metrics.e2e(static))),
-    "continuous, yours": (metrics.output_throughput(continuous), metrics.summarize(metrics.e2e(continuous))),
+    "static, in the engine": (
+        metrics.output_throughput(static),
+        metrics.summarize(metrics.e2e(static)),
+    ),
+    "continuous, yours": (
+        metrics.output_throughput(continuous),
+        metrics.summarize(metrics.e2e(continuous)),
+    ),
 }
 for name, (speed, wait) in results.items():
     print(f"{name:22} {speed:6.1f} tokens/s   wait: mean {wait.mean:5.2f} s, p99 {wait.p99:5.2f} s")
@@ -484,19 +543,34 @@ values = {
     "p99 wait, s": [wait.p99 for _, wait in results.values()],
 }
 for axes, (title, bars) in zip(three, values.items()):
-    drawn = axes.bar(["Lab 03", "static", "yours"], bars, color=["#CC79A7", "#E69F00", "#0072B2"], hatch=["..", "//", ""])
+    drawn = axes.bar(
+        ["Lab 03", "static", "yours"],
+        bars,
+        color=["#CC79A7", "#E69F00", "#0072B2"],
+        hatch=["..", "//", ""],
+    )
     axes.bar_label(drawn, fmt="%.3g")
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_ylim(0, 1.18 * max(bars))
 show(
     figure,
     alt="Three bar charts of Lab 03's batch, the static scheduler, and yours. "
-    + "; ".join(f"{title}: " + ", ".join(f"{value:.3g}" for value in bars) for title, bars in values.items())
+    + "; ".join(
+        f"{title}: " + ", ".join(f"{value:.3g}" for value in bars) for title, bars in values.items()
+    )
     + ".",
 )
-gain = {title: bars[2] / bars[1] if "second" in title else bars[1] / bars[2] for title, bars in values.items()}
-print(f"Yours against static, in the same engine: {gain['tokens per second']:.1f} times the throughput,", end=" ")
-print(f"a mean wait {gain['mean wait, s']:.1f} times as short, a p99 wait {gain['p99 wait, s']:.1f} times as short.")
+gain = {
+    title: bars[2] / bars[1] if "second" in title else bars[1] / bars[2]
+    for title, bars in values.items()
+}
+print(
+    f"Yours against static, in the same engine: {gain['tokens per second']:.1f} times the throughput,",
+    end=" ",
+)
+print(
+    f"a mean wait {gain['mean wait, s']:.1f} times as short, a p99 wait {gain['p99 wait, s']:.1f} times as short."
+)
 if gain["tokens per second"] < 3:
     print(f"More than {bound:.1f} times was not to be had: that is what the static batches waste.")
 
@@ -541,13 +615,23 @@ rng = random.Random(5)
 equal = Workload(
     "equal lengths",
     5,
-    [WorkloadRequest(None, [rng.randrange(100, 10000) for _ in range(16)], 8 if lab.fast else 24) for _ in range(16)],
+    [
+        WorkloadRequest(None, [rng.randrange(100, 10000) for _ in range(16)], 8 if lab.fast else 24)
+        for _ in range(16)
+    ],
 )
 alone = Workload("alone", 5, equal.requests[:1])
-print(f"wasted, if all are equal: {wasted_slots([request.max_tokens for request in equal.requests], 8)} slots")
-before, after = (map(metrics.output_throughput, serve(which, equal, alone)) for which in (StaticScheduler, scheduler))
+print(
+    f"wasted, if all are equal: {wasted_slots([request.max_tokens for request in equal.requests], 8)} slots"
+)
+before, after = (
+    map(metrics.output_throughput, serve(which, equal, alone))
+    for which in (StaticScheduler, scheduler)
+)
 for name, old, new in zip(("16 of equal length", "one alone"), before, after):
     print(f"{name:20} static {old:6.1f} tokens/s, yours {new:6.1f}: {new / old:.2f} times")
+speed_alone = new
+
 
 # %% [markdown] id="experiment-preempt-text"
 # ## Experiment 4 · Too little memory
@@ -557,12 +641,19 @@ for name, old, new in zip(("16 of equal length", "one alone"), before, after):
 
 # %% id="experiment-preempt" tags=["nbval-check-output"]
 asked = [(6, 14), (7, 12), (5, 15), (9, 10), (4, 12), (8, 9)]
-tight = serve_by_hand(scheduler, asked, blocks=14, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=56)
-roomy = serve_by_hand(scheduler, asked, blocks=100, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=56)
+tight = serve_by_hand(
+    scheduler, asked, blocks=14, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=56
+)
+roomy = serve_by_hand(
+    scheduler, asked, blocks=100, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=56
+)
 
 
 def tokens_of(trace):
-    return {name: [token for step in trace.steps for token in step.sampled.get(name, [])] for name in trace.requests}
+    return {
+        name: [token for step in trace.steps for token in step.sampled.get(name, [])]
+        for name in trace.requests
+    }
 
 
 print(
@@ -584,12 +675,15 @@ save_result(
     "05",
     tokens_per_second=results["continuous, yours"][0],
     what=f"continuous batching, {len(lengths)} requests of mixed lengths",
+    requests=len(lengths),
+    alone=speed_alone,
     data={
         "device": lab.device,
         "dtype": dtype,
         "model": lab.model,
         "results": {name: [speed, wait.mean, wait.p99] for name, (speed, wait) in results.items()},
     },
+    requests=len(lengths),
 )
 
 # %% [markdown] id="mistakes"

@@ -123,6 +123,7 @@ def _plan(scheduler: Any, step: SchedulerOutput) -> dict[str, Any]:
         "waiting": [request.request_id for request in scheduler.waiting],
         "preempted": list(step.preempted_req_ids),
         "total": step.total_num_scheduled_tokens,
+        "computed": {request.request_id: request.num_computed_tokens for request in scheduler.running},
     }
 
 

@@ -323,6 +323,13 @@ def _wrong_step(
         names = [r.name for r in queue]
         if answer[name] != names:
             return f"The step is right, but afterwards self.{name} is {answer[name]}, and should be {names}."
+    for request in after.running:
+        if (computed := answer["computed"][request.name]) != request.computed:
+            told = (
+                f"{request.name} counts {count(computed, 'token')} as computed afterwards, and should count {request.computed}."
+            )
+            told += " What the prefix cache had is among them: admit takes the hits and their number." if request.cached else ""
+            return f"The step is right, but {told}"
     return ""
 
 

@@ -120,6 +120,11 @@ def _why_tokens(case: Case, returned: int, wanted: int) -> str:
             " prompt goes in whole or not at all.",
         ),
         (
+            not case["chunked"] and case["drafts"] > 0 and whole <= budget,
+            0,
+            "Only a prompt must go in whole. This one lacks a single token; its drafts may be cut.",
+        ),
+        (
             threshold > 0 and case["num_requests"] == 1,
             new_tokens(case, num_requests=2),
             "The threshold keeps a long prompt from holding up others. There are none: len(self.requests) is 1.",
@@ -160,11 +165,6 @@ def _why_tokens(case: Case, returned: int, wanted: int) -> str:
             case["placeholders"] > 0,
             new_tokens(case, placeholders=0),
             "A token in flight (num_output_placeholders) is one that will be there when the step runs: it counts.",
-        ),
-        (
-            not case["chunked"] and case["drafts"] > 0,
-            0,
-            "Only a prompt must go in whole. This one lacks a single token; its drafts may be cut.",
         ),
         (True, min(lacks, limit), f"The budget holds {count(budget, 'token')}."),
         (threshold == 0 and lacks > 0, 0, "A threshold of 0 means that there is none."),
@@ -236,6 +236,8 @@ def _words_of_step(world: World, wanted: dict[str, int], found: dict[str, int]) 
     extra = next(name for name in found if name not in wanted)
     if extra in waiting and any(r.name in running and r.name not in wanted for r in world.running):
         return f"Somebody had to give way in this step, and {extra} is let in? It would take the blocks that were just freed."
+    if extra in running:
+        return f"A request had to give way itself: advance said False. That ends the loop, so {extra}, behind it, gets nothing."
     return f"{extra} does not fit."
 
 

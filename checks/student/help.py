@@ -1,4 +1,4 @@
-"""hint, skip, solution, reset: what a student can ask for beside a check. need: what a cell can ask for."""
+"""hint, skip, solution, reset: what a student can ask for beside a check. need, answer_text: what a cell can ask for."""
 
 from __future__ import annotations
 
@@ -86,6 +86,18 @@ def need(*exercises: str) -> None:
         elif not all(name in namespace for name in names):
             exec(compile(saved.read_text(encoding="utf-8"), f"<your answer to {row.id}>", "exec"), namespace)
             print(f"Exercise {row.id} has passed, and its cell has not run since the kernel started: using your saved {told}.")
+
+
+def answer_text(exercise: str) -> str:
+    """The code of an exercise: what passed, else the reference's. For cells that set two answers side by side."""
+    row = row_of(exercise)
+    saved = answers_dir() / f"{row.id}.py"
+    if saved.is_file():
+        return saved.read_text(encoding="utf-8")
+    try:
+        return answer_source(row)
+    except Missing as error:
+        raise CheckFailed(str(error)) from None
 
 
 def bind_reference(row: Row, namespace: dict[str, Any]) -> None:

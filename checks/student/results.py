@@ -7,6 +7,7 @@ labs/reference_results/00-SOME-MACHINE.json   the same of other machines, with a
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -32,9 +33,9 @@ def save_result(
     quantity: str | None = None,
 ) -> None:
     """Keep an experiment in results/NN.json. `what` says in a few words what ran at `tokens_per_second`, the lab's mark on the
-    journey: of one request, or of all `requests` served at once; then `alone` may be what one gets that has the engine to itself.
-    A mark that is neither names its `quantity` ("Reading a prompt"). `data` is whatever the plot was drawn from (numbers, lists,
-    strings)."""
+    journey: of one request, or of all `requests` served at once; then `alone` may be what one gets that has the engine to
+    itself. A mark that is neither names its `quantity` ("Reading a prompt"). `data` is whatever the plot was drawn from
+    (numbers, lists, strings)."""
     if "dtype" in data:
         data = {**data, "dtype": str(data["dtype"]).removeprefix("torch.")}
     own = {"lab": lab, "tokens_per_second": tokens_per_second, "what": what}
@@ -66,8 +67,8 @@ def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def journey() -> None:
-    """Draw the journey so far, on this machine: what one request gets from each lab's engine, and what all get together. All are
-    tokens per second, but of different quantities, so each has a panel of its own."""
+    """Draw the journey so far, on this machine: what one request gets from each lab's engine, and what all get together. All
+    are tokens per second, but of different quantities, so each has a panel of its own."""
     results = read_results()
     if not results:
         print("No results yet: the journey begins with the first experiment you run.")
@@ -80,8 +81,7 @@ def journey() -> None:
     for axes, (title, marks), colour, marker in zip(every, groups.items(), cycle(COLORS), cycle("osD^"), strict=False):
         _draw(axes, title, marks, colour, marker)
     speeds = [speed for marks in groups.values() for _, speed in marks]
-    every[-1].set_xlim(min(speeds) / 1.6, max(speeds) * 2.5)  # room for the numbers
-    every[-1].set_xlabel("tokens/s on this machine (logarithmic)")
+    _number_axis(every[-1], min(speeds), max(speeds))
     told = [f"{title}: " + "; ".join(f"{what}: {_number(s)}" for what, s in marks) for title, marks in groups.items()]
     show(figure, alt="Your journey so far, in tokens per second. " + ". ".join(told) + ".")
     if unlike := _unlike(results):
@@ -99,10 +99,19 @@ def _groups(results: list[dict[str, Any]]) -> dict[str, Marks]:
     return {quantity: marks for quantity, marks in groups.items() if marks}
 
 
+def _number_axis(axes: Any, lowest: float, highest: float) -> None:
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    span = math.log10(highest / lowest)
+    axes.set_xlim(lowest / (1.25 + 0.1 * span), highest * 10 ** (0.3 + 0.15 * span))  # room for the numbers beside the marks
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span < 1.8 else (1,)))
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.set_xlabel("tokens/s on this machine (logarithmic)")
+
+
 def _draw(axes: Any, title: str, marks: Marks, colour: str, marker: str) -> None:
     """Dots, not bars: on a logarithmic axis a bar's length means nothing."""
-    from matplotlib.ticker import LogLocator
-
     style(axes)
     places = range(len(marks))
     axes.set_xscale("log")
@@ -114,9 +123,6 @@ def _draw(axes: Any, title: str, marks: Marks, colour: str, marker: str) -> None
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(marks) - 0.5, -0.5)
     axes.spines["left"].set_visible(False)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
-    axes.minorticks_off()
-    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(title, loc="left", fontsize=10)
 
 

@@ -184,7 +184,7 @@ def paged_decode(
 
 
 def cpu_backend(dtype: torch.dtype) -> AttentionBackend:
-    """The backend for a model of this dtype. Where the kernels cannot serve (no Numba, float16) it takes the reference's way."""
+    """The backend for a model of this dtype. Where no kernel can serve (no Numba, float16) it takes the reference's way."""
     has_kernels = _numba() is not None
     if has_kernels and dtype not in (torch.bfloat16, torch.float32):
         logger.info("dtype=%s: decode attention takes the slow PyTorch way; bfloat16 and float32 have a kernel.", dtype)

@@ -122,7 +122,7 @@ class _Tile:
 
 @intrinsic(prefer_literal=True)
 def score_tile(typing_context, words, offsets, i, shift, q, h, scores, head_dim, heads, tokens):
-    """scores[h + g, i + t] = q[h + g] . key[i + t] for g < heads and t < tokens: constants, at most `num_lanes` when multiplied.
+    """scores[h + g, i + t] = q[h + g] . key[i + t] for g < heads and t < tokens, constants; heads * tokens <= `num_lanes`.
     The key of token i begins `shift` words after offsets[i]; q [H, D] is in halves."""
 
     def emit(context, builder, signature, args):

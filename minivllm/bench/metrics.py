@@ -88,7 +88,8 @@ class Summary:
 def summarize(values: Iterable[float]) -> Summary:
     values = list(values)
     mean = sum(values) / len(values) if values else math.nan
-    return Summary(mean, *(percentile(values, p) for p in (50, 90, 99)), max(values, default=math.nan))
+    p50, p90, p99 = (percentile(values, p) for p in (50, 90, 99))
+    return Summary(mean, p50, p90, p99, max(values, default=math.nan))
 
 
 # ---------------------------------------------------------------------- a whole run

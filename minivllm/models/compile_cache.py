@@ -1,7 +1,7 @@
 """Compiled decoders on this disk: made once, found again only by those they were made for. `compiled.py` makes and loads them.
 
     <cache>/compiled/smollm2-135m-bfloat16-4f1c.../     finished: it appears by one rename, so what is there is whole
-    <cache>/compiled/.tmp-smollm2-135m-bfloat16@x/      being made, under the lock; what a killed process leaves, the next removes
+    <cache>/compiled/.tmp-smollm2-135m-bfloat16@x/      being made, under the lock; a killed process's is removed by the next
     <cache>/locks/compiled-smollm2-135m-bfloat16.lock   held while it is made; the system frees it when the process dies
 
 Its machine code is made for one processor, one number of threads, one torch and one version of our own source; its weights are
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("minivllm")
 
 _KEY = "key.json"
-_SOURCES = ("compiled.py", "decoder.py", "layers.py", "linear.py", "rope.py", "../attention/cpu.py")
+_SOURCES = ("compiled.py", "decoder.py", "layers.py", "linear.py", "rope.py")
 
 
 def load_compiled(model: str | Path, dtype: torch.dtype, backend: AttentionBackend) -> CompiledDecoder | None:
@@ -63,7 +63,7 @@ def load_compiled(model: str | Path, dtype: torch.dtype, backend: AttentionBacke
 
 
 def compile_model(model: str | Path, dtype: torch.dtype, say: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder of the compiled decoder of a model, for this machine and process; made if it is not there, which takes minutes.
+    """The folder of the compiled decoder of a model, for this machine and process. Made if it is not there: minutes.
 
     Raises ValueError for a model or machine it cannot be made for, OSError if the cache cannot be written."""
     from minivllm.attention.cpu import cpu_backend
@@ -108,12 +108,15 @@ def _key(source: Path, dtype: torch.dtype) -> dict[str, Any]:
     """What must be the same, in words of the log's line."""
     files = sorted([*source.glob("*.safetensors"), source / "config.json"])
     checkpoint = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    here = Path(__file__).parent
+    source_code = b"".join(Path(__file__).with_name(name).read_bytes() for name in _SOURCES)
+    import minivllm.attention.cpu  # noqa: F401 (defines the operator)
+
+    operator = str(torch.ops.minivllm.cpu_attention.default._schema)  # what the library calls by name
     return {
         "model": str(source.resolve()),
         "dtype": str(dtype),
         "checkpoint": _digest(repr(checkpoint).encode()),
-        "version of minivllm": _digest(b"".join((here / name).read_bytes() for name in _SOURCES)),
+        "version of minivllm": _digest(source_code + operator.encode()),
         "torch": torch.__version__,
         "number of threads": torch.get_num_threads(),
         "processor": _processor(),

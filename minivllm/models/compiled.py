@@ -9,9 +9,9 @@ AOTInductor does it once, ahead of time:
     freezing          weights become constants of the graph, and are packed
     aot_compile       the graph -> C++ -> decoder.so, logits.so; the packed weights -> weights.bin
 
-The library calls `minivllm::cpu_attention` (`attention/cpu.py`) once a layer: prefill and decode rows in one call, keys and values
-written in place. The embedding is looked up outside, in a mapped file: a step touches a row a token of it. So one copy of the
-weights is in memory, and the decoder's own is never loaded. May not know the engine.
+The library calls `minivllm::cpu_attention` (`attention/cpu.py`) once a layer: prefill and decode rows in one call, keys and
+values written in place. The embedding is looked up outside, in a mapped file: a step touches a row a token of it. So one copy
+of the weights is in memory, and the decoder's own is never loaded. May not know the engine.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _INDUCTOR = {
 
 
 class CompiledDecoder:
-    """What `compile_decoder` left in a folder, loaded. It computes what the eager `Decoder` of the same weights does, for the CPU
-    backend's attention; it has no `aux_layers` and no `full_forward`. OSError, ValueError or RuntimeError for a broken folder.
+    """What `compile_decoder` left in a folder, loaded. It computes what the eager `Decoder` of the same weights does, with the
+    CPU backend's attention; it has no `aux_layers` and no `full_forward`. OSError, ValueError or RuntimeError for a folder
+    that is broken.
     """
 
     def __init__(self, folder: Path, config: ModelConfig, attention_backend: AttentionBackend) -> None:
@@ -88,8 +89,8 @@ class CompiledDecoder:
 
 
 def compile_decoder(decoder: Decoder, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
-    """Compile a decoder with its weights into an existing folder. Minutes; `say` is told each stage. Raises ValueError for a model
-    that cannot be compiled here, naming the reason, and where the result does not compute what the decoder does."""
+    """Compile a decoder with its weights into an existing folder. Minutes; `say` is told each stage. Raises ValueError for a
+    model that cannot be compiled here, naming the reason, and where the result does not compute what the decoder does."""
     from torch._inductor.utils import fresh_cache
 
     dtype = decoder.embed_tokens.dtype
@@ -133,14 +134,11 @@ class _Layers(nn.Module):
     ) -> torch.Tensor:
         from minivllm.attention.cpu import NO_WINDOW
 
-        caches = iter(kv_caches)
+        caches, shape = iter(kv_caches), (query_start_loc, seq_lens, block_tables, slot_mapping)
 
-        def attend(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, sliding_window: int | None
-        ) -> torch.Tensor:
+        def attend(*qkv: torch.Tensor, scale: float, sliding_window: int | None) -> torch.Tensor:
             window = NO_WINDOW if sliding_window is None else sliding_window
-            shape = (query_start_loc, seq_lens, block_tables, slot_mapping)
-            out: torch.Tensor = torch.ops.minivllm.cpu_attention(q, k, v, next(caches), *shape, scale, window)
+            out: torch.Tensor = torch.ops.minivllm.cpu_attention(*qkv, next(caches), *shape, scale, window)
             return out
 
         return self.decoder.run_layers(x, positions, attend)
@@ -171,7 +169,7 @@ def _parts(decoder: Decoder) -> Iterator[tuple[str, nn.Module, tuple[Any, ...], 
 
 
 def _example_batch(decoder: Decoder, num_tokens: int) -> tuple[torch.Tensor, AttentionMetadata, list[torch.Tensor]]:
-    """Positions, shape and caches of a batch: decodes of one token each, in a block of their own, and a prompt of the others."""
+    """Positions, shape and caches of a batch: decodes of one token each, in blocks of their own, and a prompt of the rest."""
     config, decodes, block_size = decoder.config, num_tokens // 2, 16
     blocks_of_prompt = -(-(num_tokens - decodes) // block_size)
     tables = np.zeros((decodes + 1, blocks_of_prompt + 1), dtype=np.int32)  # tracing takes a dimension of 1 for a constant
@@ -183,16 +181,8 @@ def _example_batch(decoder: Decoder, num_tokens: int) -> tuple[torch.Tensor, Att
     owners = np.array([*range(decodes), *[decodes] * (num_tokens - decodes)])
     slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
     put = torch.from_numpy
-    meta = AttentionMetadata(
-        decodes,
-        num_tokens,
-        put(starts),
-        put(seq_lens),
-        put(tables),
-        put(slots),
-        query_start_loc_np=starts,
-        seq_lens_np=seq_lens,
-    )
+    tensors = put(starts), put(seq_lens), put(tables), put(slots)
+    meta = AttentionMetadata(decodes, num_tokens, *tensors, query_start_loc_np=starts, seq_lens_np=seq_lens)
     shape = (2, 1 + decodes + blocks_of_prompt, block_size, config.num_kv_heads, config.head_dim)
     caches = [torch.zeros(shape, dtype=decoder.embed_tokens.dtype) for _ in range(config.num_layers)]
     return put(positions), meta, caches

@@ -50,7 +50,7 @@ def plot_timeline(trace: Trace, ax: Axes | None = None, *, x: str = "time") -> A
     """A lane for each request, in order of arrival. x: "time" (seconds) or "step"."""
     index = _axis(x)
     every = lanes(trace)
-    ax = ax or _new_axes(height=1.25 + 0.24 * max(len(every), 3))
+    ax = ax or _new_axes(height=timeline_height(len(every)))
     shown = set()
     for row, lane in enumerate(every):
         shown |= _draw_lane(ax, row, lane, index)
@@ -63,8 +63,9 @@ def plot_timeline(trace: Trace, ax: Axes | None = None, *, x: str = "time") -> A
     _label_rows(ax, [lane.request.request_id for lane in every])
     _finish_x(ax, trace, x)
     handles, labels = ax.get_legend_handles_labels()
-    handles = [_patch(kind) for kind in _STYLES if kind in shown] + handles
-    _legend(ax, handles, [_LABELS[kind] for kind in _STYLES if kind in shown] + labels)
+    kinds = [kind for kind in _STYLES if kind in shown]
+    handles = [_swatch(*_STYLES[kind][:2], edge="white", linewidth=0) for kind in kinds] + handles
+    _legend(ax, handles, [_LABELS[kind] for kind in kinds] + labels)
     return ax
 
 
@@ -74,19 +75,17 @@ def plot_budget(trace: Trace, ax: Axes | None = None, *, x: str = "step") -> Axe
     index = _axis(x)
     ax = ax or _new_axes(height=2.9)
     places = [_extent(place, step, index) for place, step in enumerate(trace.steps)]
-    left, width = [begin for begin, _ in places], [end - begin for begin, end in places]
     drafts = [sum(tokens.num_drafts for tokens in step.tokens.values()) for step in trace.steps]
     decodes = [step.num_decode_tokens - d for step, d in zip(trace.steps, drafts, strict=True)]
     prefills = [step.num_prefill_tokens for step in trace.steps]
-    bottom = [0] * len(left)
+    bottom = [0] * len(places)
     for label, heights, color, hatch in (
         ("decode", decodes, ORANGE, ""),
         ("drafts to verify", drafts, PINK, "...."),
         ("prefill", prefills, BLUE, "////"),
     ):
         if any(heights):
-            edge = {"edgecolor": "white", "linewidth": 0.4 if len(left) < 120 else 0.0}
-            ax.bar(left, heights, width, bottom, align="edge", color=color, hatch=hatch, label=label, **edge)
+            _draw_bars(ax, places, heights, bottom, facecolor=color, hatch=hatch, label=label)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     most = max(bottom, default=0)
     _draw_budget(ax, trace.max_num_batched_tokens, most)
@@ -107,12 +106,10 @@ def plot_block_map(trace: Trace, ax: Axes | None = None, *, x: str = "step") -> 
     the highest one ever used are left out. x: "step" only: a picture of cells has no room for durations."""
     if x != "step":
         raise ValueError(f'plot_block_map has one column a step: x must be "step", got {x!r}.')
-    from matplotlib.patches import Patch
-
     owners = list(trace.requests)
     grid = _owner_grid(trace, owners)
     num_rows, num_steps = grid.shape
-    ax = ax or _new_axes(height=min(6.0, 1.5 + 0.05 * num_rows + 0.4))
+    ax = ax or _new_axes(height=min(6.0, 1.9 + 0.05 * num_rows))
     ax.imshow(
         _colored(grid, len(owners)),
         aspect="auto",
@@ -120,8 +117,8 @@ def plot_block_map(trace: Trace, ax: Axes | None = None, *, x: str = "step") -> 
         origin="lower",
         extent=(0, num_steps, 0.5, num_rows + 0.5),
     )
-    for text, step, row in _owner_labels(grid, owners):
-        ax.text(step, row, text, ha="center", va="center", fontsize=7, color="black", bbox=_LABEL_BOX, zorder=5)
+    for text, column, row in _owner_labels(grid, owners):
+        ax.text(column, row, text, ha="center", va="center", fontsize=7, color="black", bbox=_LABEL_BOX, zorder=5)
     lost = [(place + 0.5, block) for place, step in enumerate(trace.steps) for block in step.evicted]
     _mark(ax, lost, "x", "black", "cached block evicted", size=9, edge=0.7)
     for place, step in enumerate(trace.steps):
@@ -130,12 +127,12 @@ def plot_block_map(trace: Trace, ax: Axes | None = None, *, x: str = "step") -> 
     ax.set_ylabel("block")
     ax.grid(False)
     _finish_x(ax, trace, x)
-    handles, labels = ax.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    extra = [Patch(facecolor=FREE_COLOR, edgecolor="#999999", label="free")]
+    named = {"free": _swatch(FREE_COLOR, edge="#999999")}
     if (grid == _SHARED).any():
-        extra.append(Patch(facecolor=SHARED_COLOR, label="shared by several"))
-    _legend(ax, [*extra, *unique.values()], [patch.get_label() for patch in extra] + list(unique))
+        named["shared by several"] = _swatch(SHARED_COLOR)
+    handles, labels = ax.get_legend_handles_labels()
+    named |= zip(labels, handles, strict=True)  # one of each, however many lines there are
+    _legend(ax, list(named.values()), list(named))
     return ax
 
 
@@ -213,14 +210,24 @@ def _label_rows(ax: Axes, names: Sequence[str]) -> None:
     ax.grid(False, axis="y")
 
 
-def _patch(kind: str) -> Any:
-    from matplotlib.patches import Patch
-
-    color, hatch, _ = _STYLES[kind]
-    return Patch(facecolor=color, hatch=hatch, edgecolor="white", linewidth=0)
+def timeline_height(num_lanes: int) -> float:
+    """Inches: room for a lane each, up to what fits on a screen."""
+    return min(12.0, 1.25 + 0.24 * max(num_lanes, 3))
 
 
 # ---------------------------------------------------------------------- parts of the others
+
+
+def _draw_bars(ax: Axes, places: Sequence[tuple[float, float]], heights: list[int], bottom: list[int], **style: Any) -> None:
+    """A bar each; a single outline where there are more than could be seen apart."""
+    if len(places) <= _MAX_BARS:
+        left, width = [begin for begin, _ in places], [end - begin for begin, end in places]
+        edge = 0.4 if len(places) < 120 else 0.0
+        ax.bar(left, heights, width, bottom, align="edge", edgecolor="white", linewidth=edge, **style)
+        return
+    edges = [places[0][0], *(end for _, end in places)]
+    top = [low + height for low, height in zip(bottom, heights, strict=True)]
+    ax.fill_between(edges, [*bottom, 0], [*top, 0], step="post", edgecolor="white", linewidth=0.0, **style)
 
 
 def _draw_budget(ax: Axes, budget: int, most: int) -> None:
@@ -236,6 +243,7 @@ def _draw_budget(ax: Axes, budget: int, most: int) -> None:
 
 
 _FREE, _SHARED = -1, -2
+_MAX_BARS = 300
 _LABEL_BOX = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 
 
@@ -249,9 +257,8 @@ def _owner_grid(trace: Trace, owners: Sequence[str]) -> np.ndarray:
     grid = np.full((highest, max(len(trace.steps), 1)), _FREE)
     for place, step in enumerate(trace.steps):
         for request_id, table in step.blocks.items():
-            for block in table:
-                is_free = grid[block - 1, place] == _FREE
-                grid[block - 1, place] = number.get(request_id, _SHARED) if is_free else _SHARED
+            rows = np.array(table, dtype=int) - 1
+            grid[rows, place] = np.where(grid[rows, place] == _FREE, number[request_id], _SHARED)
     return grid
 
 
@@ -261,7 +268,8 @@ def _colored(grid: np.ndarray, num_owners: int) -> np.ndarray:
     from matplotlib.colors import to_rgb
 
     colors = [owner_color(i) for i in range(num_owners)] + [SHARED_COLOR, FREE_COLOR]  # the last two are found at -2 and -1
-    return np.array([to_rgb(color) for color in colors])[grid]
+    picture: np.ndarray = np.array([to_rgb(color) for color in colors])[grid]
+    return picture
 
 
 def _owner_labels(grid: np.ndarray, owners: Sequence[str]) -> list[tuple[str, float, float]]:
@@ -353,19 +361,26 @@ def _new_axes(height: float) -> Axes:
 def _mark(
     ax: Axes, points: Sequence[tuple[float, float]], marker: str, color: str, label: str, size: float = 40, edge: float = 0.5
 ) -> None:
-    if points:
-        line_only = marker in "|x"
-        style = {"color": color, "linewidths": 1.6 if marker == "|" else edge}
-        if not line_only:
-            style |= {"edgecolors": "white"}
-        ax.scatter(*zip(*points, strict=True), s=size, marker=marker, label=label, zorder=3, clip_on=False, **style)
+    if not points:
+        return
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    style: dict[str, Any] = {"color": color, "linewidths": 1.6 if marker == "|" else edge}
+    if marker not in "|x":  # those are lines alone
+        style["edgecolors"] = "white"
+    ax.scatter(xs, ys, s=size, marker=marker, label=label, zorder=3, clip_on=False, **style)
+
+
+def _swatch(color: str, hatch: str = "", edge: str | None = None, linewidth: float = 1.0) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=color, hatch=hatch, edgecolor=edge, linewidth=linewidth)
 
 
 def _finish_x(ax: Axes, trace: Trace, x: str) -> None:
     if x == "step":
         ax.set_xlabel("step")
         ax.set_xlim(0, max(len(trace.steps), 1))
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.locator_params(axis="x", integer=True)
         return
     ax.set_xlabel("time (s)")
     begin = min((request.arrival for request in trace.requests.values()), default=0.0)

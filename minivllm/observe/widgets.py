@@ -15,7 +15,7 @@ from typing import Any
 
 from minivllm.observe.captions import block_map_alt_text, step_alt_text, timeline_alt_text
 from minivllm.observe.step_view import step_html
-from minivllm.observe.timeline import new_figure, plot_block_map, plot_timeline
+from minivllm.observe.timeline import new_figure, plot_block_map, plot_timeline, timeline_height
 from minivllm.observe.trace import Trace
 
 _DPI = 80  # a saved notebook carries the picture
@@ -44,8 +44,7 @@ class Scrubber:
 
     def figure(self) -> Any:
         """Timeline and block map over the same steps, one above the other."""
-        lanes = len(self.trace.requests)
-        top = 1.2 + 0.22 * max(lanes, 3)
+        top = timeline_height(len(self.trace.requests))
         figure, (timeline, blocks) = new_figure(top + 3.6, ratios=(top, 3.6))
         plot_timeline(self.trace, timeline, x="step")
         plot_block_map(self.trace, blocks)

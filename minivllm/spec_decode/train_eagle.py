@@ -476,7 +476,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", default="eagle-work", help="folder for data and checkpoints (default %(default)s)")
     parser.add_argument("--cpu-minutes", type=float, default=90.0, help="processor time in all (default %(default)s)")
     parser.add_argument("--data-share", type=float, default=0.35, help="share of it for making data (default %(default)s)")
-    parser.add_argument("--draft-vocab-size", type=int, default=4096, help="tokens the head can draft (default %(default)s)")
+    parser.add_argument("--draft-vocab-size", type=int, default=6144, help="tokens the head can draft (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     run = Run(args)

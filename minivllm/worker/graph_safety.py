@@ -36,7 +36,18 @@ from torch.utils._pytree import tree_leaves
 from minivllm.attention.gpu import OPERATOR_BODIES
 
 # Python's calls, by name; where the operator beneath says the same, the call says it better
-_HOST_READS = {"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__repr__"}
+_HOST_READS = {
+    "item",
+    "tolist",
+    "numpy",
+    "__array__",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__format__",
+    "__repr__",
+}
 _HOST_COPIES = {"tensor", "as_tensor", "from_numpy", "new_tensor", "cpu", "cuda", "pin_memory"}
 _SHAPES = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
 _MAKE_IT_ONCE = "Make it once, before the capture, and copy new numbers into it from outside."
@@ -103,8 +114,19 @@ class _CannotGoOn(Exception):
 class _Faults:
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], Fault] = {}
+        self._is_muted = False
+
+    @contextlib.contextmanager
+    def muted(self) -> Iterator[None]:
+        before, self._is_muted = self._is_muted, True
+        try:
+            yield
+        finally:
+            self._is_muted = before
 
     def add(self, kind: str, call: str, why: str) -> None:
+        if self._is_muted:
+            return
         frame = sys._getframe()
         while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
@@ -131,7 +153,10 @@ class _CallWatcher(TorchFunctionMode):
             self.faults.add("host read", name, "The host would wait for a number, and a replay would go by the old one.")
         elif name in _HOST_COPIES or (name == "to" and "cpu" in (*args[1:], kwargs.get("device"))):
             self.faults.add("host copy", name, _MAKE_IT_ONCE)
-        return func(*args, **kwargs)
+        else:
+            return func(*args, **kwargs)
+        with self.faults.muted():  # said once is enough
+            return func(*args, **kwargs)
 
 
 class _OperatorWatcher(TorchDispatchMode):

@@ -60,7 +60,9 @@ def num_kv_blocks(
         num_blocks = min(memory // block, useful)
         setting += f" ({memory / 2**20:.0f} MiB)"
     if num_blocks < 2:
-        fix = "raise gpu_memory_utilization" if gpu_memory is not None else "free some memory"
+        fix = "free some memory"
+        if gpu_memory is not None:
+            fix = "raise gpu_memory_utilization, or lower max_num_batched_tokens and max_num_seqs, whose largest step takes the rest"
         if config.kv_cache_memory_bytes is not None:
             fix = f"raise kv_cache_memory_bytes to {2 * block} or more"
         raise ValueError(

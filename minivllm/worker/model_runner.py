@@ -146,9 +146,10 @@ class ModelRunner:
         """The choices made here, in one line."""
         tokens = (self.num_blocks - 1) * self.config.block_size
         size = sum(cache.numel() * cache.element_size() for cache in self.kv_caches)
+        is_compiled = isinstance(self.model, CompiledDecoder)
         return (
-            f"{self.config.model} on {self.device_type} in {self.dtype_name},"
-            f" {'compiled' if isinstance(self.model, CompiledDecoder) else 'eager'}, attention {self.model.attention_backend.name},"
+            f"{self.config.model} on {self.device_type} in {self.dtype_name}, {'compiled' if is_compiled else 'eager'},"
+            f" attention {self.model.attention_backend.name},"
             f" KV cache of {self.num_blocks} blocks of {self.config.block_size} ({tokens} tokens, {size / 2**20:.0f} MiB)"
         )
 
@@ -197,6 +198,11 @@ class ModelRunner:
             self._check_sampled(output, len(inputs.ahead), metadata)
         self._in_flight = _StepInFlight(self, inputs, output)
         return self._in_flight
+
+    def synchronize(self) -> None:
+        """Wait for the device. A recorder asks for it, to time the forward pass by itself; nothing else does."""
+        if self.device_type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def shutdown(self) -> None:
         """Let go of the weights and the KV cache. The runner cannot be used afterwards."""

@@ -1,5 +1,5 @@
-"""Where the Triton backend runs and where not, and the kernels' numbers, which `interpreted_triton.py` checks without a GPU. That
-they compile for one is `test_triton_compile.py`'s."""
+"""Where the Triton backend runs and where not, and the kernels' numbers, which `interpreted_triton.py` checks without a GPU.
+That they compile for one is `test_triton_compile.py`'s."""
 
 from __future__ import annotations
 

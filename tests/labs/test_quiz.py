@@ -205,11 +205,13 @@ def test_the_journey_keeps_one_requests_speed_and_everybodys_apart(student: Path
     monkeypatch.delenv("MINIVLLM_FAST", raising=False)
     results.save_result("02", 3.4, "naive", {})
     results.save_result("04", 151.0, "16 at once", {}, requests=16, alone=30.2)
+    results.save_result("07", 9000.0, "second turn", {}, quantity="Reading a prompt")
     results.journey()
-    one, many = drawn[0].split(" Many requests at once, all together: ")
-    assert (
-        one.endswith("One request: Lab 02: naive: 3.4; Lab 04: one request alone: 30.2.") and many == "Lab 04: 16 at once: 151."
-    )
+    assert drawn[0].removeprefix("Your journey so far, in tokens per second. ").split(". ") == [
+        "One request: Lab 02: naive: 3.4; Lab 04: one request alone: 30.2",
+        "Many requests at once, all together: Lab 04: 16 at once: 151",
+        "Reading a prompt: Lab 07: second turn: 9,000.",
+    ]
 
 
 def test_the_journey_says_what_was_not_measured_alike(

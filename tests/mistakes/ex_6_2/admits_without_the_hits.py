@@ -1,4 +1,4 @@
-# expect: 
+# expect: admit takes the hits
 import minivllm.core.scheduler
 
 

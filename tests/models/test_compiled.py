@@ -1,0 +1,118 @@
+"""The compiled decoder against the eager one, through the real compiler (seconds for a tiny model)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from minivllm import LLM, SamplingParams
+from minivllm.attention.cpu import cpu_backend
+from minivllm.models import compiled
+from minivllm.models.compile_cache import compile_model
+from minivllm.models.compiled import CompiledDecoder, compile_decoder
+from minivllm.models.decoder import Decoder
+from minivllm.models.weights import load_model
+from tests.models.conftest import paged_logits, relative_error, tiny_model
+
+pytest.importorskip("numba")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"),
+]
+# Windows in one layer, biases, norms of q and k: what a layer may have.
+KIND = "qwen3, biases and mixed layers"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "checkpoint"
+    tiny_model(KIND).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def eager(checkpoint: Path) -> Decoder:
+    decoder = load_model(checkpoint, dtype=torch.float32)
+    decoder.attention_backend = cpu_backend(torch.float32)
+    return decoder
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Path, cache: Path) -> Path:
+    """Compiled without packed weights, which is most of the compiler's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIVLLM_CACHE", str(cache))
+        patch.setattr(compiled, "_INDUCTOR", {**compiled._INDUCTOR, "freezing": False, "max_autotune": False})
+        return compile_model(checkpoint, torch.float32)
+
+
+def prompts(decoder: Decoder, lengths: tuple[int, ...] = (1, 4, 9, 17)) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(decoder.config.vocab_size, (n,), generator=generator) for n in lengths]
+
+
+@pytest.mark.parametrize("chunks", [(1,), (64,), (1, 5, 3)], ids=["decodes", "prefills", "mixed"])
+def test_any_batch_comes_out_as_the_eager_decoder_has_it(folder: Path, eager: Decoder, chunks: tuple[int, ...]) -> None:
+    decoder = CompiledDecoder(folder, eager.config, eager.attention_backend)
+    expected = paged_logits(eager, prompts(eager), chunks)
+    for ours, reference in zip(paged_logits(decoder, prompts(eager), chunks), expected, strict=True):
+        assert relative_error(ours, reference) < 1e-5
+
+
+def test_the_engine_uses_it_unless_told_otherwise(folder: Path, checkpoint: Path, cache: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("MINIVLLM_CACHE", str(cache))
+    settings = {"model": str(checkpoint), "dtype": "float32", "num_gpu_blocks_override": 50}
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    ids = [[5, 6, 7], [8], list(range(1, 40))]
+    answers = []
+    for extra, word in ({}, "compiled"), ({"enforce_eager": True}, "eager"), ({"components": {"write_kv": write_kv}}, "eager"):
+        caplog.clear()
+        with caplog.at_level("INFO", "minivllm"), LLM(**settings, **extra) as llm:
+            outputs = llm.generate(ids, params, use_tqdm=False)
+        assert any(f"float32, {word}, attention" in record.message for record in caplog.records)
+        answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[0] == answers[1] == answers[2]
+
+
+def write_kv(*arguments: torch.Tensor) -> None:
+    cpu_backend(torch.float32).write_kv(*arguments)
+
+
+def test_a_truncated_file_is_told(folder: Path, eager: Decoder, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "weights.bin").write_bytes((folder / "weights.bin").read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"weights\.bin has \d+ bytes, not \d+"):
+        CompiledDecoder(broken, eager.config, eager.attention_backend)
+
+
+def test_no_rows_make_no_logits(folder: Path, eager: Decoder) -> None:
+    decoder = CompiledDecoder(folder, eager.config, eager.attention_backend)
+    assert decoder.logits(torch.empty(0, eager.config.hidden_size)).shape == (0, eager.config.vocab_size)
+
+
+def test_float16_is_refused_by_name(tmp_path: Path, checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="bfloat16 and float32"):
+        compile_decoder(load_model(checkpoint, dtype=torch.float16), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_packed_weights_too(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = tiny_model("llama, tied", hidden_size=128, intermediate_size=256, num_hidden_layers=1)
+    model.save_pretrained(tmp_path / "checkpoint")
+    decoder = load_model(tmp_path / "checkpoint", dtype=dtype)
+    decoder.attention_backend = cpu_backend(dtype)
+    (tmp_path / "compiled").mkdir()
+    compile_decoder(decoder, tmp_path / "compiled")  # compares with the eager one before it returns
+    ours = CompiledDecoder(tmp_path / "compiled", decoder.config, decoder.attention_backend)
+    expected = paged_logits(decoder, prompts(decoder), (1, 7))
+    for got, reference in zip(paged_logits(ours, prompts(decoder), (1, 7)), expected, strict=True):
+        assert relative_error(got, reference) < (1e-5 if dtype == torch.float32 else 3e-2)
