@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from minivllm.core.engine_core import EngineCore
     from minivllm.models.registry import ModelConfig
     from minivllm.observe.trace import Trace
+    from minivllm.spec_decode.stats import SpecDecodeStats
 
 logger = logging.getLogger("minivllm")
 
@@ -131,6 +132,13 @@ class LLM:
     @property
     def engine_core(self) -> EngineCore:
         return self.llm_engine.engine_core
+
+    @property
+    def spec_decode_stats(self) -> SpecDecodeStats | None:
+        """What drafts were worth so far (acceptance by position, tokens per verification, times); None without
+        speculative_config. `.reset()` begins anew."""
+        speculation = getattr(self.llm_engine.executor, "speculation", None)
+        return None if speculation is None else speculation.stats
 
     @property
     def trace(self) -> Trace | None:

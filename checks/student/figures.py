@@ -39,9 +39,10 @@ def new_figure(width: float = 7.0, height: float = 3.2, columns: int = 1) -> tup
     """A figure and its axes (a list of them if there are several columns) in the labs' style. Not pyplot's, so that nothing is
     displayed by itself or kept alive."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)  # inches around everything: titles are not cut at the edge
+    # The pads are inches around everything: no title touches the edge.
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08))
     every = figure.subplots(1, columns, squeeze=False)[0]
     for axes in every:
         style(axes)
@@ -66,7 +67,7 @@ def _display(figure: Figure, alt: str, handles: list[Any] | None, keep: bool = F
     figure.savefig(buffer, format="png", dpi=110)
     picture = {"image/png": base64.b64encode(buffer.getvalue()).decode(), "text/plain": alt}
     words = {"text/html": f"<details><summary>In words</summary>{html.escape(alt)}</details>", "text/plain": ""}
-    shown = (picture, {"image/png": {"alt": alt}}), (words, {})
+    shown: list[tuple[dict[str, str], dict[str, Any]]] = [(picture, {"image/png": {"alt": alt}}), (words, {})]
     if handles is None and not keep:
         for bundle, metadata in shown:
             display(bundle, raw=True, metadata=metadata)  # type: ignore[no-untyped-call]

@@ -111,7 +111,7 @@ def attend(
     return sum_RD, best_R, total_R
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def decode_kernel(
     out,
     q,
@@ -161,7 +161,7 @@ def decode_kernel(
     tl.store(out + seq * out_stride + offsets, out_RD.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def split_kernel(
     sums,
     bests,
@@ -253,7 +253,7 @@ def sequence_of(tile, query_start_loc, num_seqs, TILE_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit(do_not_specialize=["num_seqs", "window"])
 def prefill_kernel(
     out,
     q,

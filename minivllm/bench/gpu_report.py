@@ -40,7 +40,7 @@ MAX_MODEL_LEN = 4096
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 COMPILED_BATCHES = (1, 8, 64, 256)
 TIME_LIMIT = 330.0  # seconds, of the 360 promised
-TESTS_LIMIT = 100.0
+TESTS_LIMIT = 130.0
 COMPILING = 110.0  # seconds to leave for it, or it is left out
 COLD = 256 << 20  # bytes: more than any GPU's cache, so that what is read comes from memory
 
@@ -411,7 +411,7 @@ def measure_compiled(runner: ModelRunner, batches: Sequence[int], *, length: int
 
 
 def fill(buffers: DecodeBuffers, runner: ModelRunner, length: int) -> int:
-    """Make every row a sequence of `length` tokens with blocks of its own, or as many as the pool has for each; returns that."""
+    """Make every row a sequence of `length` tokens with its own blocks, or as many as the pool has for each; returns that."""
     import torch
 
     block_size, num_rows = runner.config.block_size, len(buffers.seq_lens)

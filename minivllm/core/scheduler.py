@@ -310,7 +310,8 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
         )
         if reason is None and request.status is RequestStatus.RUNNING:
-            request.spec_token_ids = self.drafts_to_verify(request, result.draft_token_ids.get(req_id, []))
+            drafts = result.draft_token_ids.get(req_id)
+            request.spec_token_ids = self.drafts_to_verify(request, drafts) if drafts else []
         if reason is not None:
             if reason is FinishReason.STOP and tokens[num_accepted - 1] not in request.stop_eos_ids:
                 request.stop_reason = tokens[num_accepted - 1]

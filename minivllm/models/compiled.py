@@ -54,6 +54,7 @@ class CompiledDecoder:
     def __init__(self, folder: Path, config: ModelConfig, attention_backend: AttentionBackend) -> None:
         self.config = config
         self.attention_backend = attention_backend  # whose operator the library calls
+        torch.cpu._init_amx()  # the system grants a process its tile registers on demand, and kills one that did not ask
         weights = _load_weights(folder)
         self.embed_tokens = weights.pop("embed_tokens")
         self._libraries = {}
@@ -99,15 +100,13 @@ def compile_decoder(decoder: Decoder, folder: Path, say: Callable[[str], None] =
     weights = {"embed_tokens": decoder.embed_tokens.detach()}
     scratch = folder / "inductor"
     scratch.mkdir()
-    with torch.no_grad():
+    with torch.no_grad(), fresh_cache(dir=str(scratch)):
         for part, module, arguments, shapes in _parts(decoder):
             say(f"tracing {part}")
             program = torch.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
             say(f"compiling {part}")
-            with fresh_cache(dir=str(scratch)):
-                made = _aot_compile(program)
-                for name, tensor in _collect(made, folder / part):
-                    weights[f"{part}.{name}"] = tensor
+            for name, tensor in _collect(_aot_compile(program), folder / part):
+                weights[f"{part}.{name}"] = tensor
     scratch.rmdir()
     say("saving the packed weights")
     _save_weights(weights, folder)

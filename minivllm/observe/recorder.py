@@ -98,9 +98,10 @@ class RecordingEngineCore(EngineCore):
         self._recorder.planning()
         begin = self.clock.now()
         step = super()._schedule()
+        seconds = self.clock.now() - begin
         if step.total_num_scheduled_tokens or step.preempted_req_ids:
             self._records[id(step)] = record = self._recorder.planned(step, begin)
-            record.schedule_s = self.clock.now() - begin
+            record.schedule_s = seconds
             if not step.total_num_scheduled_tokens:  # it only took blocks away: there is nothing to execute
                 self._recorder.closed(self._records.pop(id(step)))
         return step

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,28 +104,30 @@ class OutputRouter:
 
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
-        self._streams: dict[str, OutputStream] = {}
+        self._streams: dict[str, weakref.ref[OutputStream]] = {}  # readers own them: one that is dropped closes itself
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def open(self, request_id: str) -> OutputStream:
-        self._streams[request_id] = stream = OutputStream(request_id, self._leave)
+        stream = OutputStream(request_id, self._leave)
+        self._streams[request_id] = weakref.ref(stream)
         return stream
 
     def route(self, request_id: str, output: RequestOutput) -> None:
         """To its own stream, and no other. One whose reader has left is dropped: its abort is under way."""
-        stream = self._streams.get(request_id)
-        if stream is None:
+        if request_id not in self._streams:
             return
+        stream = self._streams[request_id]()
         if output.finished:
             del self._streams[request_id]
-        stream.put(output)
+        if stream is not None:
+            stream.put(output)
 
     def fail(self, error: Exception, request_id: str | None = None) -> None:
         """End one stream, or all."""
         for key in list(self._streams) if request_id is None else [request_id]:
-            if (stream := self._streams.pop(key, None)) is not None:
+            if key in self._streams and (stream := self._streams.pop(key)()) is not None:
                 stream.fail(error)
 
     def _leave(self, request_id: str) -> None:

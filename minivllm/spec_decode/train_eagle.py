@@ -48,8 +48,8 @@ NUM_HELD_OUT = 48
 MAX_TOKENS = 160
 PASSES = 3  # unrolled, and so drafts a step
 PASS_WEIGHT = 0.8  # a later draft counts only if those before it were right
-BATCH_TOKENS = 2048
-LEARNING_RATE = 1e-3
+BATCH_TOKENS = 1024
+LEARNING_RATE = 1.5e-3
 WARM_UP_STEPS = 50
 SAVE_EVERY_S = 60.0
 EVALUATE_EVERY_S = 240.0
@@ -183,16 +183,13 @@ class ChainedAttention:
         self.keys.append(k)
         self.values.append(v)
         j = len(self.keys) - 1
-        if j == 0:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        else:
-            out = self._chained(q, j, scale)
-        return out.transpose(1, 2).flatten(0, 1)
+        return self._chained(q, j, scale).transpose(1, 2).flatten(0, 1)
 
     def _chained(self, q: torch.Tensor, j: int, scale: float) -> torch.Tensor:
         L = q.shape[2]
         hidden = torch.ones(L, L, dtype=torch.bool, device=q.device).triu(1 - j)  # keys after s - j
         scores = (q @ self.keys[0].transpose(2, 3) * scale).masked_fill(hidden, -torch.inf)
+        # (plain products: fused attention is slower here, backwards)
         own = [(q * _shift(self.keys[i], j - i)).sum(-1, keepdim=True) * scale for i in range(1, j + 1)]
         weights = torch.cat([scores, *own], dim=-1).float().softmax(-1).to(q.dtype)
         out = weights[..., :L] @ self.values[0]
@@ -246,12 +243,12 @@ def unroll(head: EagleHead, embedding: torch.Tensor, batch: Batch, passes: int =
         features = F.pad(predicted[:, :-1], (0, 0, 1, 0))  # what was predicted at s is the next pass's feature at s + 1
 
 
-def losses(head: EagleHead, embedding: torch.Tensor, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy [PASSES] between what the target says, over the draft vocabulary, and what each pass does."""
+def losses(head: EagleHead, embedding: torch.Tensor, rows: torch.Tensor, batch: Batch, passes: int) -> torch.Tensor:
+    """Mean cross-entropy [passes] between what the target says, over the draft vocabulary, and what each pass does."""
     with torch.no_grad():
         target = F.linear(batch.next_features[batch.counts], rows).float().softmax(-1)
     total = []
-    for predicted in unroll(head, embedding, batch):
+    for predicted in unroll(head, embedding, batch, passes):
         logits = F.linear(predicted[batch.counts], rows).float()
         total.append(F.cross_entropy(logits, target))
     return torch.stack(total)
@@ -353,7 +350,7 @@ class Run:
         embedding = target.embed_tokens.detach()
         rows = draft_rows(head, target.logits, torch.bfloat16, torch.device("cpu"))
         parameters = [tensor.requires_grad_() for tensor in head.parameters()]
-        optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+        optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
         checkpoint = self.work / "checkpoint.pt"
         if checkpoint.is_file():
             state = torch.load(checkpoint, weights_only=True)
@@ -370,8 +367,8 @@ class Run:
                 group["lr"] = LEARNING_RATE * schedule(self.progress.steps, self.progress.train_s / budget)
             batch = next(batches)
             with torch.autocast("cpu", torch.bfloat16):
-                by_pass = losses(head, embedding, rows, batch)
-            weights = torch.tensor([PASS_WEIGHT**j for j in range(PASSES)])
+                by_pass = losses(head, embedding, rows, batch, num_passes(self.progress.train_s / budget))
+            weights = torch.tensor([PASS_WEIGHT**j for j in range(len(by_pass))])
             (by_pass * weights).sum().backward()
             torch.nn.utils.clip_grad_norm_(parameters, 0.5)
             optimizer.step()
@@ -381,7 +378,9 @@ class Run:
             self.progress.steps += 1
             self.progress.tokens += int(batch.counts.sum())
             found = by_pass.detach().tolist()
-            smooth = found if smooth is None else [0.95 * a + 0.05 * b for a, b in zip(smooth, found, strict=True)]
+            if smooth is None or len(smooth) != len(found):
+                smooth = found
+            smooth = [0.98 * a + 0.02 * b for a, b in zip(smooth, found, strict=True)]
             bar(self.progress.train_s, f"step {self.progress.steps}, loss " + " ".join(f"{x:.3f}" for x in smooth))
             if now - evaluated >= EVALUATE_EVERY_S or self.progress.train_s >= budget:
                 evaluated = now
@@ -409,6 +408,95 @@ class Run:
         print(f"\n{entry}", file=sys.stderr, flush=True)
 
 
+    # ---------------------------------------------------------------- 4. result
+
+    def export(self) -> Path:
+        """The head in bfloat16, measured in the engine on held-out prompts, with its card and curves. Returns the folder."""
+        folder = self.work / "head"
+        target = load_model(self.args.model, dtype=torch.bfloat16)
+        ids = torch.tensor(json.loads((self.work / "draft_token_ids.json").read_text(encoding="utf-8")))
+        head = EagleHead(target.config, ids, torch.float32)
+        head.load_state_dict(torch.load(self.work / "checkpoint.pt", weights_only=True)["head"])
+        head.save(folder, target=self.args.model, steps=self.progress.steps, seed=self.args.seed)
+        measured = measure(self.args.model, folder)
+        (folder / "README.md").write_text(card(self.args, self.progress, measured, len(ids)), encoding="utf-8")
+        (folder / "curve.json").write_text(json.dumps(self.progress.curve, indent=1) + "\n", encoding="utf-8")
+        draw_curves(self.progress.curve, folder / "curves.png")
+        return folder
+
+
+def measure(model: str, head: Path) -> dict[str, Any]:
+    """What the head is worth in the engine: held-out chat prompts, greedy and at temperature 0.8, k = PASSES."""
+    found: dict[str, Any] = {}
+    settings = {"method": "eagle", "model": str(head), "num_speculative_tokens": PASSES}
+    with LLM(model, speculative_config=settings, max_num_seqs=16, max_model_len=1024) as llm:
+        chats = [[{"role": "user", "content": prompt}] for prompt in held_out_prompts(NUM_HELD_OUT)]
+        for name, temperature in (("greedy", 0.0), ("temperature 0.8", 0.8)):
+            stats = llm.spec_decode_stats
+            assert stats is not None
+            stats.reset()
+            llm.chat(chats, SamplingParams(temperature=temperature, seed=0, max_tokens=MAX_TOKENS), use_tqdm=False)
+            found[name] = {
+                "acceptance": [round(share, 3) for share in stats.acceptance],
+                "tokens_per_step": round(stats.tokens_per_step, 3),
+                "verifications": stats.num_verifications,
+            }
+    return found
+
+
+def card(args: argparse.Namespace, progress: Progress, measured: dict[str, Any], vocab: int) -> str:
+    """The head's card, in Markdown."""
+    rows = "\n".join(
+        f"| {name} | {' | '.join(f'{share:.1%}' for share in m['acceptance'])} | {m['tokens_per_step']:.2f} | {m['verifications']} |"
+        for name, m in measured.items()
+    )
+    heads = " | ".join(f"draft {j + 1}" for j in range(PASSES))
+    return f"""# EAGLE head for {args.model}
+
+One decoder layer that drafts for {args.model} in minivllm:
+`LLM("{args.model}", speculative_config={{"method": "eagle", "num_speculative_tokens": {PASSES}}})`.
+Drafts are verified: the head changes the speed of the answers, never their distribution.
+
+- **Input**: the target's hidden state after its final norm, and the embedding of the next token. **Output**: a prediction of the next
+  hidden state; drafts come from {vocab} rows of the target's own embedding, those of the most frequent tokens of the training data
+  ({progress.coverage:.1%} of its answers' tokens). The embedding is not in this file.
+- **Data**: answers of the target itself to prompts from `minivllm/spec_decode/prompts.py` (seed {args.seed}), two thirds greedy and one third
+  at temperature 0.8, at most {MAX_TOKENS} tokens each. No other text.
+- **Training**: {progress.steps} steps, {progress.tokens:,} predicted positions, {progress.train_s / 60:.0f} CPU minutes, after
+  {progress.data_s / 60:.0f} CPU minutes for the data; AdamW, learning rate {LEARNING_RATE} on half a cosine, unrolled 1, 2, then {PASSES} passes.
+- **Reproduce**: `python -m minivllm.spec_decode.train_eagle --model {args.model} --cpu-minutes {args.cpu_minutes:g}`
+- **Licence**: Apache-2.0, as the target's weights and this project.
+
+Measured in the engine, bfloat16, on {NUM_HELD_OUT} held-out chat prompts (neither their templates nor their subjects were trained on). A
+draft counts as accepted if all before it were, too; tokens per verification include the target's own.
+
+| | {heads} | tokens per verification | verifications |
+|---|{"---|" * PASSES}---|---|
+{rows}
+"""
+
+
+def draw_curves(curve: Sequence[dict[str, Any]], path: Path) -> None:
+    """Loss and held-out acceptance over CPU minutes; without matplotlib, curve.json has the numbers."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("No curves.png: pip install matplotlib", file=sys.stderr)
+        return
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    minutes = [entry["cpu_s"] / 60 for entry in curve]
+    for j, style in enumerate(("-o", "--s", ":^", "-.D")[:PASSES]):
+        having = [(m, e["loss"][j]) for m, e in zip(minutes, curve, strict=True) if len(e["loss"]) > j]
+        left.plot(*zip(*having, strict=True), style, label=f"pass {j + 1}")
+        right.plot(minutes, [entry["acceptance"][j] for entry in curve], style, label=f"draft {j + 1}")
+    left.set(xlabel="CPU minutes of training", ylabel="loss (training)")
+    right.set(xlabel="CPU minutes of training", ylabel="accepted, with all before it (held out)", ylim=(0, 1))
+    left.legend()
+    right.legend()
+    figure.savefig(path, dpi=120)
+
+
 def new_head(target: Decoder, draft_token_ids: torch.Tensor) -> EagleHead:
     """A head to be trained, in float32. Its layer starts as the target's last one: it already reads the residual stream and
     writes what the output matrix understands. Its input starts as the feature plus a little of the embedding."""
@@ -424,6 +512,11 @@ def new_head(target: Decoder, draft_token_ids: torch.Tensor) -> EagleHead:
         head.norm.copy_(target.norm)
         head.feature_norm.fill_(1.0)
     return head
+
+
+def num_passes(share: float) -> int:
+    """One pass until half of the budget is used, for it costs half of three and the later ones build on it; then two; then all."""
+    return 1 if share < 0.5 else min(2, PASSES) if share < 0.7 else PASSES
 
 
 def schedule(step: int, share: float) -> float:
@@ -481,7 +574,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     run = Run(args)
     run.generate()
-    run.train()
+    if run.progress.train_s < args.cpu_minutes * 60 * (1 - args.data_share) or not (run.work / "checkpoint.pt").is_file():
+        run.train()
+    folder = run.export()
+    print(f"The head, its card and its curves are in\n{folder}")
     return 0
 
 

@@ -7,7 +7,8 @@ May not know requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,20 +20,30 @@ from minivllm.worker.input_batch import NO_DRAFT, StepInputs
 GRAPHS = 256 << 20  # bytes kept for CUDA graphs, which are recorded when the KV cache is there: workspaces, and intermediates
 
 
+@contextmanager
+def needs_memory(device: torch.device, what: str, fix: str) -> Iterator[None]:
+    """Running out of a GPU's memory inside is a ValueError that says for what, and what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ValueError(
+            f"{what} does not fit into the GPU's memory: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free. {fix}"
+        ) from error
+
+
 def free_for_kv_cache(device: torch.device, config: EngineConfig, run_largest_step: Callable[[], object]) -> int:
     """Bytes left of `gpu_memory_utilization` beside what is in use and the most that `run_largest_step` takes: less than 0 if
     that is too much already. Raises ValueError, saying what to lower, if the step does not fit into the GPU at all."""
+    budget = (
+        f"max_num_batched_tokens={config.max_num_batched_tokens} tokens and max_num_seqs={config.max_num_seqs} rows of logits"
+    )
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    try:
+    with needs_memory(
+        device, f"A step of {budget}", "Lower max_num_batched_tokens, then max_num_seqs; or take a smaller model."
+    ):
         run_largest_step()
-    except torch.OutOfMemoryError as error:
-        total, weights = torch.cuda.mem_get_info(device)[1], torch.cuda.memory_allocated(device)
-        raise ValueError(
-            f"The GPU's {total / 2**30:.1f} GiB do not hold the model ({weights / 2**30:.1f} GiB) and one step of"
-            f" max_num_batched_tokens={config.max_num_batched_tokens} tokens and max_num_seqs={config.max_num_seqs} rows."
-            " Lower max_num_batched_tokens, then max_num_seqs; or take a smaller model, or end other programs on this GPU."
-        ) from error
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
     outside_torch = total - free - torch.cuda.memory_reserved(device)  # the driver's, and other processes'

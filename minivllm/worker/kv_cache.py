@@ -62,7 +62,9 @@ def num_kv_blocks(
     if num_blocks < 2:
         fix = "free some memory"
         if gpu_memory is not None:
-            fix = "raise gpu_memory_utilization, or lower max_num_batched_tokens and max_num_seqs, whose largest step takes the rest"
+            fix = (
+                "raise gpu_memory_utilization, or lower max_num_batched_tokens and max_num_seqs (a step takes what they allow)"
+            )
         if config.kv_cache_memory_bytes is not None:
             fix = f"raise kv_cache_memory_bytes to {2 * block} or more"
         raise ValueError(

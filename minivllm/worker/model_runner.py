@@ -39,7 +39,7 @@ from minivllm.sampling.rejection import is_answer
 from minivllm.sampling.sampler import INVALID, Penalties, Sampler, SamplerOutput, SamplingMetadata
 from minivllm.sampling_params import SamplingParams
 from minivllm.worker.device import choose_device, choose_dtype, limit_threads
-from minivllm.worker.gpu_memory import GRAPHS, costliest_sampling, free_for_kv_cache, largest_step
+from minivllm.worker.gpu_memory import GRAPHS, costliest_sampling, free_for_kv_cache, largest_step, needs_memory
 from minivllm.worker.graphs import GraphRunner, compiled, decode_step
 from minivllm.worker.input_batch import InputBatch, PenaltyInputs, StepInputs
 from minivllm.worker.kv_cache import allocate_kv_caches, num_kv_blocks
@@ -112,9 +112,11 @@ class ModelRunner:
             backend = get_backend("cpu", "cpu", self.dtype)
             if (model := load_compiled(config.model, self.dtype, backend)) is not None:
                 return model
-        decoder = load_model(
-            config.model, dtype=self.dtype, device=self.device, load_format=config.load_format, seed=config.seed
-        )
+        fix = "Take a smaller model or a narrower dtype, or end other programs on this GPU."
+        with needs_memory(self.device, f"The model {config.model} in {self.dtype_name}", fix):
+            decoder = load_model(
+                config.model, dtype=self.dtype, device=self.device, load_format=config.load_format, seed=config.seed
+            )
         backend = get_backend(config.attention_backend, self.device_type, self.dtype)
         decoder.attention_backend = replace_parts(backend, components, decoder.config)
         return decoder
@@ -239,7 +241,9 @@ class ModelRunner:
         for cache in self.kv_caches:
             cache[:, : len(blocks) + 1] = 0
         if self.graphs is not None:
-            self.graphs.capture()
+            fix = "Lower gpu_memory_utilization or max_num_seqs, or set enforce_eager=True."
+            with needs_memory(self.device, "The recording of CUDA graphs", fix):
+                self.graphs.capture()
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [T, hidden_size] of a step, to be used before the next one."""

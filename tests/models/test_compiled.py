@@ -1,4 +1,4 @@
-"""The compiled decoder against the eager one, through the real compiler (seconds for a tiny model)."""
+"""The compiled decoder against the eager one, through the real compiler."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from minivllm import LLM, SamplingParams
+from minivllm import LLM, EngineConfig, SamplingParams
 from minivllm.attention.cpu import cpu_backend
+from minivllm.components import Components
 from minivllm.models import compiled
 from minivllm.models.compile_cache import compile_model
 from minivllm.models.compiled import CompiledDecoder, compile_decoder
 from minivllm.models.decoder import Decoder
 from minivllm.models.weights import load_model
+from minivllm.worker.model_runner import ModelRunner
 from tests.models.conftest import paged_logits, relative_error, tiny_model
 
 pytest.importorskip("numba")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"),
 ]
 # Windows in one layer, biases, norms of q and k: what a layer may have.
@@ -66,19 +69,23 @@ def test_any_batch_comes_out_as_the_eager_decoder_has_it(folder: Path, eager: De
         assert relative_error(ours, reference) < 1e-5
 
 
-def test_the_engine_uses_it_unless_told_otherwise(folder: Path, checkpoint: Path, cache: Path, monkeypatch, caplog) -> None:
+def test_the_engine_uses_it_unless_told_otherwise(folder: Path, checkpoint: Path, cache: Path, monkeypatch) -> None:
     monkeypatch.setenv("MINIVLLM_CACHE", str(cache))
-    settings = {"model": str(checkpoint), "dtype": "float32", "num_gpu_blocks_override": 50}
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    ids = [[5, 6, 7], [8], list(range(1, 40))]
     answers = []
-    for extra, word in ({}, "compiled"), ({"enforce_eager": True}, "eager"), ({"components": {"write_kv": write_kv}}, "eager"):
-        caplog.clear()
-        with caplog.at_level("INFO", "minivllm"), LLM(**settings, **extra) as llm:
-            outputs = llm.generate(ids, params, use_tqdm=False)
-        assert any(f"float32, {word}, attention" in record.message for record in caplog.records)
+    for settings, parts, word in (
+        ({}, {}, "compiled"),
+        ({"enforce_eager": True}, {}, "eager"),
+        ({"attention_backend": "reference"}, {}, "eager"),
+        ({}, {"write_kv": write_kv}, "eager"),  # a part that works inside the decoder
+    ):
+        config = EngineConfig(model=str(checkpoint), dtype="float32", num_gpu_blocks_override=50, **settings)
+        runner = ModelRunner(config, Components(parts))
+        assert f"float32, {word}, attention" in runner.describe()
+        llm = LLM.from_executor(runner, runner.config, vocab_size=runner.vocab_size, model_max_len=runner.max_model_len)
+        outputs = llm.generate([[5, 6, 7], [8], list(range(1, 40))], params, use_tqdm=False)
         answers.append([output.outputs[0].token_ids for output in outputs])
-    assert answers[0] == answers[1] == answers[2]
+    assert all(answer == answers[0] for answer in answers)
 
 
 def write_kv(*arguments: torch.Tensor) -> None:
@@ -103,7 +110,6 @@ def test_float16_is_refused_by_name(tmp_path: Path, checkpoint: Path) -> None:
         compile_decoder(load_model(checkpoint, dtype=torch.float16), tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_with_packed_weights_too(tmp_path: Path, dtype: torch.dtype) -> None:
     model = tiny_model("llama, tied", hidden_size=128, intermediate_size=256, num_hidden_layers=1)

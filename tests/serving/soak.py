@@ -1,8 +1,8 @@
 """A load test that checks every token:  python -m tests.serving.soak --seconds 300
 
-So many clients at once, each with one stream after another, over the echo model, whose answer to any prompt a client can compute.
-Some leave in the middle, some send long prompts, some bad requests, some read slowly. At the end every block must be free, and the
-memory of both processes what it was after the first third.
+So many clients at once, each with one stream after another, over the echo model, whose answer to any prompt a client can
+compute. Some leave in the middle, some send long prompts, some bad requests, some read slowly. At the end every block must be
+free, and the memory of both processes what it was after the first third.
 """
 
 from __future__ import annotations

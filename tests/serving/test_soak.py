@@ -1,4 +1,4 @@
-"""The load test of `soak.py`, short: no token lost or crossed among streams, disconnects, long prompts, bad requests, preemptions."""
+"""The load test of `soak.py`, short: no token lost or crossed among disconnects, long prompts, preemptions."""
 
 from __future__ import annotations
 

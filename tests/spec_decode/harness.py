@@ -95,7 +95,14 @@ def run(
     core = EngineCore(config, runner, Components(components), vocab_size=runner.vocab_size)
     each = params if isinstance(params, Sequence) else [params] * len(prompts)
     waiting = [
-        EngineCoreRequest(f"r{i}", list(prompt), p, seed=p.seed or 0, eos_token_ids=eos_token_ids)
+        EngineCoreRequest(
+            f"r{i}",
+            list(prompt),
+            p,
+            seed=p.seed or 0,
+            eos_token_ids=eos_token_ids,
+            skip_reading_prefix_cache=p.prompt_logprobs is not None,
+        )
         for i, (prompt, p) in enumerate(zip(prompts, each, strict=True))
     ]
     answers = {request.request_id: Answer() for request in waiting}

@@ -24,7 +24,7 @@ SAMPLED: dict[str, dict[str, Any]] = {
     "min_tokens": {"temperature": 1.0, "min_tokens": 7, "stop_token_ids": list(range(0, 60))},
     "stop tokens": {"temperature": 1.0, "stop_token_ids": list(range(0, 101, 7))},
     "logprobs": {"temperature": 0.9, "logprobs": 3},
-    "few tokens": {"temperature": 1.0, "max_tokens": 2},
+    "few tokens": {"temperature": 1.0, "max_tokens": 3},
 }
 
 

@@ -99,7 +99,7 @@ def checksum(runner: ModelRunner, *, without_slots: list[int]) -> torch.Tensor:
     kept = torch.ones(bits.shape[2], dtype=torch.bool)
     kept[: runner.config.block_size] = False
     kept[without_slots] = False
-    return (bits[:, :, kept] * torch.arange(1, 1 + bits[:, :, kept].shape[-1])).sum(dim=(-1, -2))
+    return (bits[:, :, kept] * torch.arange(1, 1 + bits.shape[-1], device=bits.device)).sum(dim=(-1, -2))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 5])
