@@ -639,7 +639,7 @@ speed_alone = new
 # Six requests, and a pool of 14 blocks of 4: enough for all prompts, not for all answers. The echo model again, so that every
 # lost or misplaced token would show.
 
-# %% id="experiment-preempt" tags=["nbval-check-output"]
+# %% id="experiment-preempt"
 asked = [(6, 14), (7, 12), (5, 15), (9, 10), (4, 12), (8, 9)]
 tight = serve_by_hand(
     scheduler, asked, blocks=14, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=56
@@ -683,7 +683,6 @@ save_result(
         "model": lab.model,
         "results": {name: [speed, wait.mean, wait.p99] for name, (speed, wait) in results.items()},
     },
-    requests=len(lengths),
 )
 
 # %% [markdown] id="mistakes"

@@ -472,8 +472,8 @@ for name, trace in traces.items():
     )
 
 # %% [markdown] id="experiment-spikes-text"
-# Every dot below is a token of a reader: when it came, and how long its reader had waited for it. Left and right are the same
-# requests on the same machine; one number was changed.
+# Every dot below is a token of a reader: when it came, and how long its reader had waited for it. (All eight get theirs in the
+# same steps, so eight dots lie on one another.) Left and right are the same requests on the same machine; one number was changed.
 
 # %% id="experiment-spikes"
 recall("6.p1")

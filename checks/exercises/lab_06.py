@@ -32,6 +32,7 @@ def new_tokens_cases(seed: int) -> list[Case]:
         {"tokens": 9, "computed": 0, "cached": 8},
         {"tokens": 40, "computed": 0, "threshold": 4},
         {"tokens": 5, "computed": 1, "threshold": 4},
+        {"tokens": 9, "computed": 0, "threshold": 1, "num_requests": 2},
         {"tokens": 40, "computed": 0, "threshold": 4, "num_requests": 1},
         {"tokens": 40, "computed": 0, "threshold": 12, "budget": 7},
         {"tokens": 8, "computed": 7, "drafts": 3},

@@ -56,7 +56,7 @@ def build_metadata(
     # One call serves the batch: all tables, laid end to end, are the table of one long sequence, in which row i begins behind
     # the slots of the i rows before it.
     behind = np.arange(num_rows) * (num_blocks * block_size)
-    slots = map_slots(positions + behind.repeat(num_scheduled_tokens), block_tables.reshape(-1), block_size)
+    slots = map_slots(positions + behind.repeat(num_scheduled_tokens), block_tables.ravel(), block_size)
     return starts, num_computed_tokens + num_scheduled_tokens, positions, slots
 
 

@@ -413,14 +413,14 @@ class ModelRunner:
         the costliest way."""
         config = self.config
         assert config.max_num_seqs is not None
-        num_seqs = config.max_num_seqs
+        num_rows = config.max_num_seqs * (1 if self.speculation is None else 1 + self.speculation.k)
 
         def run() -> None:
             self.kv_caches = allocate_kv_caches(2, config.block_size, self.model_config, self.dtype, self.device)
             hidden = self._forward(largest_step(config, self.max_model_len))
-            logits = self.model.logits(hidden[:1].expand(num_seqs, -1))
+            logits = self.model.logits(hidden[:1].expand(num_rows, -1))
             del hidden
-            self.sampler(logits.float(), costliest_sampling(num_seqs, self.device))
+            self.sampler(logits.float(), costliest_sampling(num_rows, self.device))
 
         try:
             free = free_for_kv_cache(self.device, config, run)

@@ -47,7 +47,7 @@ class Speculation:
         self.stats = SpecDecodeStats()
         self.drafter: Any
         if settings.method == "ngram":
-            self.drafter = _RowByRow(settings, components)
+            self.drafter = _RowByRow(settings, components, target.vocab_size)
         elif settings.method == "draft_model":
             from minivllm.spec_decode.draft_model import DraftModel
 
@@ -114,8 +114,9 @@ class _RowByRow:
     needs_hidden = False
     kv_config = None
 
-    def __init__(self, config: SpeculativeConfig, components: Components) -> None:
+    def __init__(self, config: SpeculativeConfig, components: Components, vocab_size: int) -> None:
         self.k = config.num_speculative_tokens
+        self.vocab_size = vocab_size
         part = components.pick("drafter")
         self.part = part(config.prompt_lookup_max, config.prompt_lookup_min) if isinstance(part, type) else part
         self.is_replaced = "drafter" in components
@@ -135,10 +136,10 @@ class _RowByRow:
             ids = [int(token_id) for token_id in chain]
         except (TypeError, ValueError):
             ids = [-1]
-        if len(ids) <= self.k and all(0 <= token_id < 2**31 for token_id in ids):
+        if len(ids) <= self.k and all(0 <= token_id < self.vocab_size for token_id in ids):
             return ids
         part = type(self.part)
         raise ValueError(
-            f"The drafter {part.__module__}.{part.__qualname__} proposed {chain!r:.80} after {length} tokens; it must give a list of"
-            f" at most {self.k} token ids."
+            f"The drafter {part.__module__}.{part.__qualname__} proposed {chain!r:.80} after {length} tokens; it must give a"
+            f" list of at most {self.k} token ids below {self.vocab_size}."
         )

@@ -99,7 +99,7 @@ def test_every_setting_of_the_engine_is_a_flag_with_vllm_s_spelling() -> None:
         "device": "cpu", "attention_backend": "naive", "max_model_len": 64, "block_size": 8, "enable_prefix_caching": False,
         "kv_cache_memory_bytes": 1 << 20, "gpu_memory_utilization": 0.5, "num_gpu_blocks_override": 9,
         "max_num_batched_tokens": 128, "max_num_seqs": 3, "enable_chunked_prefill": True, "long_prefill_token_threshold": 4,
-        "scheduling_policy": "priority",
+        "scheduling_policy": "priority", "prefix_cache": "radix",
     }  # fmt: skip
     assert set(samples) == {field.name for field in dataclasses.fields(EngineConfig)} - {"trace"}  # generate --trace FILE
     argv = ["generate", "x"]

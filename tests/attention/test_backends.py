@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from minivllm.attention import get_backend, reference, sdpa
+from minivllm.attention import get_backend, gpu, reference, sdpa
 from minivllm.attention.interface import AttentionBackend, AttentionMetadata, paged_attention
 from minivllm.attention.naive import causal_attention
 
@@ -229,7 +229,8 @@ def test_causal_attention_defaults_to_the_usual_scale() -> None:
     torch.testing.assert_close(causal_attention(q, k, v).double(), attention_float64(q, k, v, None), atol=1e-5, rtol=1e-5)
 
 
-def test_auto_on_a_gpu_prefills_through_pytorchs_fused_attention() -> None:
+def test_auto_on_a_gpu_without_triton_prefills_through_pytorchs_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "why_not", lambda *_: "needs Triton, which is not installed.")
     backend = get_backend("auto", "cuda", torch.float16)
     assert backend.prefill is sdpa.paged_prefill
     assert backend.decode is reference.paged_decode

@@ -6,6 +6,7 @@ minivllm's own versions of what the labs build are made to fail first, so that n
 
 from __future__ import annotations
 
+import ast
 import random
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,21 @@ import pytest
 
 from checks.authoring.source import answer_source
 from checks.exercises import find
+from checks.sandbox.cell import body_without_docstring, find_function
 from checks.student.assemble import Answer, assemble
 from checks.student.engine import REFERENCE, components, save_answer
 from checks.student.help import answer_text
+from minivllm.bench import metrics
+from minivllm.bench.replay import replay
+from minivllm.bench.workloads import Workload, WorkloadRequest
 from minivllm.components import Components
+from minivllm.config import EngineConfig
 from minivllm.core.engine_core import EngineCore
 from minivllm.core.scheduler import Scheduler
 from minivllm.core.step import EngineCoreRequest
+from minivllm.observe.clock import VirtualClock
+from minivllm.observe.recorder import RecordingEngineCore
+from minivllm.sim.echo import EchoExecutor
 from minivllm.worker.input_batch import build_metadata, slot_mapping
 from tests.core.harness import make_engine, make_request, oracle
 
@@ -192,3 +201,28 @@ def test_the_metadata_of_lab_06_is_the_workers() -> None:
     tables = rng.permutation(6 * 8).reshape(6, 8) + 1
     own, theirs = (f(computed, scheduled, tables, 4, slot_mapping) for f in (space["build_metadata"], build_metadata))
     assert all(np.array_equal(a, b) for a, b in zip(own, theirs, strict=True))
+
+
+def test_lab_06s_schedule_is_shorter_than_lab_05s() -> None:
+    lengths = []
+    for exercise in ("5.3", "6.2"):
+        function = find_function(ast.parse(answer_source(find(exercise))), "Scheduler.schedule")
+        assert function is not None
+        lengths.append(sum(len(ast.unparse(statement).splitlines()) for statement in body_without_docstring(function)))
+    assert lengths[1] < lengths[0]
+
+
+def worst_pause(parts: Components, budget: int) -> float:
+    """The longest time between two tokens of eight requests that decode while a prompt of 512 tokens comes in: on the echo
+    model, by a made-up clock."""
+    config = EngineConfig(max_num_batched_tokens=budget, max_num_seqs=16, max_model_len=640).resolved("cpu")
+    engine = RecordingEngineCore(config, EchoExecutor(400, 16), Components(dict(parts)))
+    asked = [WorkloadRequest(None, [i] * 16, 64, group="reader") for i in range(8)]
+    asked.append(WorkloadRequest(None, [9] * 512, 4, arrival_s=0.2, group="long"))
+    trace = replay(engine, Workload("a long prompt", 0, asked), clock=VirtualClock())
+    return max(metrics.itl(metrics.select(trace, group="reader")))
+
+
+def test_a_long_prompt_makes_those_who_decode_wait_a_third_as_long_in_lab_06(student: Path) -> None:
+    whole = worst_pause(solved(*LAB_05), budget=640)  # before Lab 06's answers take the place of its schedule
+    assert 3 * worst_pause(solved(*LAB_06), budget=64) <= whole

@@ -53,6 +53,11 @@ SAME = {
     "  =>  (dropped)": "hashlib says so itself",
     "7.4: for key, block in zip(child.keys, child.blocks, strict=True):"
     "  =>  for key, block in zip(child.keys, child.blocks, strict=False):": "a node has as many keys as blocks",
+    "5.2: return None  =>  (dropped)": "a function that ends returns None",
+    "6.1: n = min(n, self.max_model_len - 1 - num_computed)  =>  n = min(self.max_model_len - 1 - num_computed, n)": (
+        "min is symmetric"
+    ),
+    "6.1: return min(n, budget)  =>  return min(budget, n)": "min is symmetric",
 }
 
 

@@ -13,7 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "minivllm"
 NOTEBOOK_PACKAGES = {"IPython", "ipywidgets", "matplotlib", "nbformat", "nbclient", "jupytext", "nbval", "checks"}
 KERNELS = {"numba_kernels.py", "numba_tiles.py", "triton_kernels.py"}
-PICTURES = {"observe/timeline.py": {"matplotlib"}, "observe/widgets.py": {"ipywidgets"}}  # where they are used, and so named
+PICTURES = {
+    "observe/timeline.py": {"matplotlib"},
+    "observe/widgets.py": {"ipywidgets"},
+    "spec_decode/train_eagle.py": {"matplotlib"},
+}  # where they are used, and so named
 SERVER_PACKAGES = {"fastapi", "starlette", "pydantic", "uvicorn", "zmq", "prometheus_client"}
 ON_USE_ONLY = {"gguf", "msgspec", "numba", "triton", "transformers", "huggingface_hub"} | NOTEBOOK_PACKAGES
 

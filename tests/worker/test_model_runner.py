@@ -277,7 +277,7 @@ def test_the_runner_says_what_it_chose(tmp_path: Path) -> None:
     runner = make_runner(tmp_path)
     assert (runner.vocab_size, runner.max_model_len, runner.num_blocks) == (101, 128, 64)
     assert (runner.device_type, runner.dtype_name) == ("cpu", "float32")
-    assert "cpu in float32, attention reference, KV cache of 64 blocks of 4 (252 tokens," in runner.describe()
+    assert "cpu in float32, eager, attention reference, KV cache of 64 blocks of 4 (252 tokens," in runner.describe()
 
 
 def test_the_gpus_share_is_what_the_largest_step_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
