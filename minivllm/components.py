@@ -84,13 +84,20 @@ SEAMS: dict[str, Seam] = {
             "",
             "slot_mapping(positions [T], block_table [M], block_size) -> slots [T]; NumPy arrays",
         ),
-        _seam("write_kv", "attention/reference.py", "write_kv", "", "write_kv(key, value, kv_cache, slot_mapping)"),
+        _seam(
+            "write_kv",
+            "attention/reference.py",
+            "write_kv",
+            "",
+            'write_kv(key, value, kv_cache, slot_mapping); with capability "graphs" it may be captured into a CUDA graph',
+        ),
         _seam(
             "attention.decode",
             "attention/reference.py",
             "paged_decode",
             "sliding window",
-            "paged_decode(q, kv_cache, block_tables, seq_lens, *, scale, sliding_window)",
+            'paged_decode(q, kv_cache, block_tables, seq_lens, *, scale, sliding_window); with capability "graphs" it may be'
+            " captured into a CUDA graph",
         ),
         _seam(
             "attention.prefill",

@@ -27,6 +27,7 @@ def wasted_cases(seed: int) -> list[Case]:
         ([3, 1, 2], 2),
         ([8, 1, 1, 1], 4),
         ([1, 8, 1, 8], 2),
+        ([3, 1, 2, 5, 1], 3),
         ([], 4),
     ]
     drawn = [([rng.randint(1, 60) for _ in range(rng.randint(5, 20))], rng.randint(2, 4)) for _ in range(4)]
@@ -216,6 +217,7 @@ def schedule_cases(seed: int) -> list[Case]:
         ("A7+3@0 . B3+7@5 . C3+6@1 ...", {"budget": 32, "blocks": 4, "policy": "priority"}),
         ("A3+9@9 . B3+9@1 . C3+9@0 . D3+9@5 ...", {"budget": 32, "blocks": 5, "policy": "priority"}),
         ("A4+9@5 . B4+9@9 . C4+9@1 ...", {"budget": 32, "blocks": 6, "policy": "priority"}),
+        ("A11+9@5 . B11+9@0 ...", {"budget": 32, "blocks": 6, "policy": "priority"}),
     ]
     cases = [steps_case(whole_prompts, script, chunks=False, **settings) for script, settings in by_hand]
     for blocks, seats, policy in ((12, 3, "fcfs"), (10, 8, "priority"), (30, 4, "fcfs")):
@@ -278,6 +280,10 @@ def _words_of_choice(world: World, wanted: dict[str, int], found: dict[str, int]
             why = " Somebody gave way while you went through self.running, and everybody behind moved up: go through a copy."
         return f"{late[0]} {passed}.{why}"
     extra = [name for name in found if name not in wanted]
+    if extra and not wanted:
+        return (
+            f"A request had to give way itself: advance said False. That ends the loop, so {extra[0]}, behind it, gets nothing."
+        )
     if extra and extra[0] in {r.name for r in world.running}:
         return f"{extra[0]} gave way in this very step, so it does not run any more: look at its status before you advance it."
     return ""

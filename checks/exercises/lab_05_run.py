@@ -56,7 +56,15 @@ def run_finish(module: ModuleType, case: Case) -> dict[str, Any]:
 
 def new_scheduler(module: ModuleType, settings: dict[str, Any]) -> Any:
     """The student's class with these settings, over minivllm's pool and manager."""
-    given = {"budget": 64, "seats": 8, "blocks": 100, "policy": "fcfs", "caching": False, "threshold": 0, "chunks": None}
+    given: dict[str, Any] = {
+        "budget": 64,
+        "seats": 8,
+        "blocks": 100,
+        "policy": "fcfs",
+        "caching": False,
+        "threshold": 0,
+        "chunks": None,
+    }
     given |= {name: value for name, value in settings.items() if name in given}
     config = EngineConfig(
         block_size=BLOCK_SIZE,

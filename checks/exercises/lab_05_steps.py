@@ -279,8 +279,8 @@ def judge_steps(rule: Rule, case: Case, output: Any, words: Callable[[World, dic
 
 def snapshot(world: World) -> World:
     copies = {id(r): Req(**{f: getattr(r, f) for f in Req.__dataclass_fields__}) for r in (*world.waiting, *world.running)}
-    lists = [[copies[id(r)] for r in queue] for queue in (world.waiting, world.running)]
-    return World(world.case, *lists, num_seen=world.num_seen, num_used=world.num_used)
+    waiting, running = ([copies[id(r)] for r in queue] for queue in (world.waiting, world.running))
+    return World(world.case, waiting, running, num_seen=world.num_seen, num_used=world.num_used)
 
 
 def _situation(world: World) -> str:

@@ -36,7 +36,7 @@ NAMES = ("query_start_loc", "seq_lens", "positions", "slots")
 
 
 def run_metadata(module: ModuleType, case: Case) -> dict[str, Any]:
-    inputs = [np.array(case[name], dtype=np.int64) for name in ("computed", "scheduled")]
+    inputs: list[np.ndarray] = [np.array(case[name], dtype=np.int64) for name in ("computed", "scheduled")]
     inputs.append(np.array(case["block_tables"], dtype=np.int32).reshape(len(case["computed"]), -1))
     before = [array.copy() for array in inputs]
     returned = module.build_metadata(*inputs, case["block_size"], slot_mapping)

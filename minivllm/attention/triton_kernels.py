@@ -111,7 +111,7 @@ def attend(
     return sum_RD, best_R, total_R
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def decode_kernel(
     out,
     q,
@@ -161,7 +161,7 @@ def decode_kernel(
     tl.store(out + seq * out_stride + offsets, out_RD.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def split_kernel(
     sums,
     bests,
@@ -182,12 +182,11 @@ def split_kernel(
     ROWS: tl.constexpr,
     D: tl.constexpr,
     TILE: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
 ):
-    """`decode_kernel` for one of NUM_PARTS equal parts of the history. Program (sequence, kv head, part) leaves what `attend`
-    returned: sums [B, H, P, HEAD_DIM], bests and totals [B, H, P]. A part beyond a short history leaves 0, -inf and 0."""
+    """`decode_kernel` for one of P equal parts of the history. Program (sequence, kv head, part) leaves what `attend` returned:
+    sums [B, H, P, HEAD_DIM], bests and totals [B, H, P]. A part beyond a short history leaves 0, -inf and 0."""
     seq = tl.program_id(0).to(tl.int64)
-    kv_head, part = tl.program_id(1), tl.program_id(2)
+    kv_head, part, num_parts = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     group, dims = tl.arange(0, ROWS), tl.arange(0, D)
     heads = kv_head * GROUP + group
     mask = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
@@ -195,7 +194,7 @@ def split_kernel(
 
     seq_len = tl.load(seq_lens + seq)
     first = tl.maximum(seq_len - window, 0)
-    tiles_per_part = tl.cdiv(tl.cdiv(seq_len - first, TILE), NUM_PARTS)
+    tiles_per_part = tl.cdiv(tl.cdiv(seq_len - first, TILE), num_parts)
     start = first + part * tiles_per_part * TILE
     stop = tl.minimum(start + tiles_per_part * TILE, seq_len)
 
@@ -216,24 +215,25 @@ def split_kernel(
         TILE,
     )
     num_heads = tl.num_programs(1) * GROUP
-    rows = (seq * num_heads + heads) * NUM_PARTS + part
+    rows = (seq * num_heads + heads) * num_parts + part
     tl.store(sums + rows[:, None] * HEAD_DIM + dims[None, :], sum_RD, mask=mask)
     tl.store(bests + rows, best_R, mask=group < GROUP)
     tl.store(totals + rows, total_R, mask=group < GROUP)
 
 
-@triton.jit
-def combine_kernel(out, sums, bests, totals, HEAD_DIM: tl.constexpr, D: tl.constexpr, NUM_PARTS: tl.constexpr):
+@triton.jit(do_not_specialize=["num_parts"])
+def combine_kernel(out, sums, bests, totals, num_parts, HEAD_DIM: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
     """A program per row (sequence and head). Each part's numbers are relative to its own best score: bring them to the best of
     all, then add."""
     row = tl.program_id(0).to(tl.int64)
-    parts, dims = tl.arange(0, NUM_PARTS), tl.arange(0, D)
-    best_P = tl.load(bests + row * NUM_PARTS + parts)
+    parts, dims = tl.arange(0, P), tl.arange(0, D)
+    inside = parts < num_parts
+    best_P = tl.load(bests + row * num_parts + parts, mask=inside, other=float("-inf"))
     best = tl.max(best_P, 0)
     shrink_P = tl.exp2(best_P - tl.where(best == float("-inf"), 0.0, best))
-    total = tl.sum(tl.load(totals + row * NUM_PARTS + parts) * shrink_P, 0)
-    offsets = (row * NUM_PARTS + parts)[:, None] * HEAD_DIM + dims[None, :]
-    sums_PD = tl.load(sums + offsets, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+    total = tl.sum(tl.load(totals + row * num_parts + parts, mask=inside, other=0.0) * shrink_P, 0)
+    offsets = (row * num_parts + parts)[:, None] * HEAD_DIM + dims[None, :]
+    sums_PD = tl.load(sums + offsets, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
     out_D = tl.sum(sums_PD * shrink_P[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + row * HEAD_DIM + dims, out_D.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
@@ -253,7 +253,7 @@ def sequence_of(tile, query_start_loc, num_seqs, TILE_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_seqs", "window"])
+@triton.jit(do_not_specialize=["num_seqs", "table_stride", "window"])
 def prefill_kernel(
     out,
     q,
@@ -385,10 +385,7 @@ def choose_num_parts(num_programs: int, longest: int, tile: int, limits: Limits)
     nothing only the device knows: `longest` is what the block table has room for, not what the sequences have."""
     wanted = 4 * limits.num_processors // max(1, num_programs)
     most = min(MAX_PARTS, longest // (4 * tile))  # a part of less than four tiles costs more than it brings
-    parts = 1
-    while 2 * parts <= min(wanted, most):
-        parts *= 2
-    return parts
+    return max(1, min(wanted, most))
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -420,7 +417,7 @@ def paged_decode(
     sliding_window: int | None = None,
     num_parts: int | None = None,
 ) -> torch.Tensor:
-    """As `reference.paged_decode`; a padding row (seq_len 0) comes out as zeros. num_parts: a power of two; None chooses."""
+    """As `reference.paged_decode`; a padding row (seq_len 0) comes out as zeros. num_parts: at most MAX_PARTS; None chooses."""
     B, H, head_dim = q.shape
     _, num_blocks, block_size, num_kv_heads, _ = kv_cache.shape
     q = _packed_heads(q)
@@ -458,20 +455,19 @@ def paged_decode(
     sums = torch.empty(B, H, num_parts, head_dim, dtype=torch.float32, device=q.device)
     bests = torch.empty(B, H, num_parts, dtype=torch.float32, device=q.device)
     totals = torch.empty_like(bests)
-    split_kernel[(B, num_kv_heads, num_parts)](sums, bests, totals, *inputs, NUM_PARTS=num_parts, **constants)
+    split_kernel[(B, num_kv_heads, num_parts)](sums, bests, totals, *inputs, **constants)
     return combine(sums, bests, totals, q.dtype)
 
 
 def combine(sums: torch.Tensor, bests: torch.Tensor, totals: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Join the parts of split-KV attention. sums [B, H, P, D], bests and totals [B, H, P], float32; returns [B, H, D].
+    """Join the P parts of split-KV attention. sums [B, H, P, D], bests and totals [B, H, P], float32; returns [B, H, D].
 
     Scores are in powers of two: a part's weights are 2 ** (score - its best), and totals are their sums.
     """
     B, H, num_parts, head_dim = sums.shape
     out = torch.empty(B, H, head_dim, dtype=dtype, device=sums.device)
-    combine_kernel[(B * H,)](
-        out, sums, bests, totals, HEAD_DIM=head_dim, D=triton.next_power_of_2(head_dim), NUM_PARTS=num_parts, num_warps=4
-    )
+    D = triton.next_power_of_2(head_dim)
+    combine_kernel[(B * H,)](out, sums, bests, totals, num_parts, HEAD_DIM=head_dim, D=D, P=MAX_PARTS, num_warps=4)
     return out
 
 

@@ -1,4 +1,4 @@
-"""RadixCache: the prefix cache as a tree, the other school beside the chain of hashes. Built in Lab 07 (`match_prefix`).
+r"""RadixCache: the prefix cache as a tree, the other school beside the chain of hashes. Built in Lab 07 (`match_prefix`).
 
 Prompts that begin alike share the path from the root for as long as they are alike. A node holds a run of blocks, cut at block
 edges only, so that block tables are the same with either cache:
@@ -6,9 +6,9 @@ edges only, so that block tables are the same with either cache:
     block size 4        A: "abcd efgh ijkl"    B: "abcd efgh WXYZ"    C: "QRST"
 
                                 root
-                          /              \\
+                          /              \
                [abcd efgh] blocks 7 3     [QRST] block 5
-               /         \\
+               /         \
     [ijkl] block 9    [WXYZ] block 2
 
 Nothing is hashed: a block's key is its token ids in the clear, with the extra keys that a hash would have taken in, so tenants

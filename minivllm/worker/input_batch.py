@@ -64,10 +64,10 @@ def build_metadata(
 class StepInputs:
     """One step of B requests and T tokens as flat arrays: decodes first, then drafts to verify, then prefill chunks.
 
-    Attention sees rows, `num_decodes` of one token and then those of several; see `attention/interface.py` for the layout. A row
-    is a request, but one that verifies k drafts is k + 1 rows: decodes of one block table, each a token longer than the one
-    before. All keys are written before any row attends, so each sees the drafts before it, and decode kernels (and graphs)
-    serve verification as they are.
+    Attention sees rows, `num_decodes` of one token and then those of several; see `attention/interface.py` for the layout. A
+    row is a request, but one that verifies k drafts is k + 1 rows: decodes of one block table, each a token longer than the
+    one before. All keys are written before any row attends, so each sees the drafts before it, and decode kernels (and
+    graphs) serve verification as they are.
 
     sample_rows [S]: which of the B requests reach the end of their tokens, and so yield one.
     logits_indices [N]: the tokens among the T whose hidden states these are sampled from: of each its last, and with drafts
@@ -150,6 +150,44 @@ def _as_slots(slots: Any, num_tokens: int) -> np.ndarray:
     if slots.shape != (num_tokens,):
         raise ValueError(f"slot_mapping gave {slots.shape} for {num_tokens} positions: it must give one slot for each.")
     return slots
+
+
+def _attention_rows(
+    n: np.ndarray,
+    num_single: int,
+    starts: np.ndarray,
+    positions: np.ndarray,
+    seq_lens: np.ndarray,
+    block_tables: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Requests [B] as rows of attention: the first `num_single` have a row for each token, the others one for all."""
+    num_decodes = starts[num_single]
+    if num_decodes > num_single:  # drafts
+        starts = np.concatenate([np.arange(num_decodes), starts[num_single:]])
+        seq_lens = np.concatenate([positions[:num_decodes] + 1, seq_lens[num_single:]])
+        per_token = block_tables[:num_single].repeat(n[:num_single], axis=0)
+        block_tables = np.concatenate([per_token, block_tables[num_single:]])
+    return {
+        "query_start_loc": starts.astype(np.int32),
+        "seq_lens": seq_lens.astype(np.int32),
+        "block_tables": block_tables,
+    }
+
+
+def _logits_rows(input_ids: np.ndarray, ends: np.ndarray, num_drafts: np.ndarray) -> dict[str, np.ndarray]:
+    """The rows of logits of requests that yield [S], whose tokens end before `ends` and whose last num_drafts are drafts."""
+    counts = num_drafts + 1
+    ahead = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
+    indices = (ends - counts).repeat(counts) + ahead
+    draft_ids = np.full(len(ahead), NO_DRAFT)
+    has_draft = ahead < num_drafts.repeat(counts)
+    draft_ids[has_draft] = input_ids[indices[has_draft] + 1]
+    return {
+        "logits_indices": indices,
+        "sample_row_of": np.arange(len(ends)).repeat(counts),
+        "ahead": ahead,
+        "draft_ids": draft_ids,
+    }
 
 
 class InputBatch:
@@ -284,12 +322,11 @@ class InputBatch:
         num_drafts = np.fromiter((len(drafts.get(req_id, ())) for req_id in req_ids), dtype=np.int64, count=len(req_ids))
         is_chunk = (n != 1) & (num_drafts == 0)
         order = np.argsort(np.where(n == 1, 0, 1 + is_chunk), kind="stable")  # otherwise as the scheduler has them
-        n, num_drafts = n[order], num_drafts[order]
-        req_ids = [req_ids[i] for i in order]
+        req_ids, n, num_drafts = [req_ids[i] for i in order], n[order], num_drafts[order]
         rows = self._rows_of(req_ids)
-        for req_id, row in zip(req_ids, rows, strict=True) if drafts else ():
-            if own := drafts.get(req_id):  # beyond the known tokens, where answers will overwrite them
-                self.token_ids[row, self.num_tokens[row] : self.num_tokens[row] + len(own)] = own
+        for req_id in drafts:  # beyond the known tokens, where answers will overwrite them
+            row = self.rows[req_id]
+            self.token_ids[row, self.num_tokens[row] : self.num_tokens[row] + len(drafts[req_id])] = drafts[req_id]
 
         computed = self.num_computed_tokens[rows]
         seq_lens, known = computed + n, self.num_tokens[rows] + num_drafts
@@ -299,39 +336,20 @@ class InputBatch:
         block_tables = self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)]
         starts, _, positions, slots = build_metadata(computed, n, block_tables, self.block_size, self.map_slots)
         input_ids = self.token_ids[rows.repeat(n), positions].astype(np.int64)
-
         yields = (seq_lens == known).nonzero()[0]
-        num_rows = num_drafts[yields] + 1  # of logits
-        ahead = np.arange(num_rows.sum()) - (num_rows.cumsum() - num_rows).repeat(num_rows)
-        logits_indices = (starts[1:][yields] - num_rows).repeat(num_rows) + ahead
-        draft_ids = np.full(len(ahead), NO_DRAFT)
-        is_before_draft = ahead < num_drafts[yields].repeat(num_rows)
-        draft_ids[is_before_draft] = input_ids[logits_indices[is_before_draft] + 1]
-
         num_single = len(n) - int(is_chunk.sum())  # requests whose tokens are all decodes
-        num_decodes = int(starts[num_single])
-        query_start_loc = starts
-        if num_decodes > num_single:
-            query_start_loc = np.concatenate([np.arange(num_decodes), starts[num_single:]])
-            seq_lens = np.concatenate([positions[:num_decodes] + 1, seq_lens[num_single:]])
-            per_token = n[:num_single]
-            block_tables = np.concatenate([block_tables[:num_single].repeat(per_token, axis=0), block_tables[num_single:]])
+        shape = _attention_rows(n, num_single, starts, positions, seq_lens, block_tables)
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
             token_starts=starts,
-            num_decodes=num_decodes,
+            num_decodes=int(starts[num_single]),
             input_ids=input_ids,
             positions=positions,
-            query_start_loc=query_start_loc.astype(np.int32),
-            seq_lens=seq_lens.astype(np.int32),
-            block_tables=block_tables,
             slot_mapping=_as_slots(slots, len(positions)),
             sample_rows=yields,
-            logits_indices=logits_indices,
-            sample_row_of=np.arange(len(yields)).repeat(num_rows),
-            ahead=ahead,
-            draft_ids=draft_ids,
+            **shape,
+            **_logits_rows(input_ids, starts[1:][yields], num_drafts[yields]),
         )
 
     def sampling_inputs(self, rows: np.ndarray, ahead: np.ndarray | int = 0) -> SamplingInputs:

@@ -86,8 +86,9 @@ def test_max_tokens_beyond_max_model_len_ends_with_length(tokenizer: Tokenizer) 
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 20
 
 
-def test_a_second_prompt_with_the_same_beginning_reports_cached_tokens(tokenizer: Tokenizer) -> None:
-    llm = make_llm(tokenizer)
+@pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
+def test_a_second_prompt_with_the_same_beginning_reports_cached_tokens(tokenizer: Tokenizer, prefix_cache: str) -> None:
+    llm = make_llm(tokenizer, prefix_cache=prefix_cache)
     prompt = list(range(10, 22))
     assert llm.generate(prompt, GREEDY, **QUIET)[0].num_cached_tokens == 0
     assert llm.generate(prompt, GREEDY, **QUIET)[0].num_cached_tokens == 8  # two blocks of 4; a third would leave nothing to do
@@ -95,8 +96,9 @@ def test_a_second_prompt_with_the_same_beginning_reports_cached_tokens(tokenizer
     assert llm.generate(prompt, GREEDY, **QUIET)[0].num_cached_tokens == 0
 
 
-def test_cache_salt_keeps_prompts_apart(tokenizer: Tokenizer) -> None:
-    llm = make_llm(tokenizer)
+@pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
+def test_cache_salt_keeps_prompts_apart(tokenizer: Tokenizer, prefix_cache: str) -> None:
+    llm = make_llm(tokenizer, prefix_cache=prefix_cache)
     prompt = {"prompt_token_ids": list(range(10, 22))}
     cached = [llm.generate({**prompt, "cache_salt": salt}, GREEDY, **QUIET)[0].num_cached_tokens for salt in ("a", "b", "a")]
     assert cached == [0, 0, 8]

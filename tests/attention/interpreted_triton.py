@@ -59,7 +59,7 @@ def test_a_mixed_batch_equals_the_reference(head_dim: int, group: int, block_siz
     check([1, 1, 5, 35], [block_size + 1, 70, 5, 50], **shape)
 
 
-@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_decodes_around_every_block_and_tile_edge(block_size: int, parts: int) -> None:
     lengths = sorted({edge + d for edge in (16, 32, 64, 128) for d in (-1, 0, 1)} | {1})
@@ -164,7 +164,7 @@ def test_any_batch_equals_the_reference(data: st.DataObject) -> None:
         query_lens,
         seq_lens,
         window=data.draw(st.none() | st.integers(1, 80)),
-        parts=data.draw(st.sampled_from([None, 1, 2, 8])),
+        parts=data.draw(st.sampled_from([None, 1, 2, 7, 32])),
         heads=group,
         kv_heads=1,
         head_dim=data.draw(st.sampled_from([64, 80, 128])),

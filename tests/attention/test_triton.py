@@ -19,6 +19,7 @@ FP16, FP32 = torch.float16, torch.float32
 HERE = Path(__file__).resolve().parent
 
 
+@pytest.mark.slow
 def test_the_kernels_equal_the_reference_in_the_interpreter() -> None:
     """In a process of its own: Triton decides once, when it is imported, whether it interprets."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_triton.py")]

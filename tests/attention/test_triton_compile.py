@@ -44,9 +44,7 @@ def every_kernel(head_dim: int, dtype: torch.dtype, block_size: int = 16) -> Cal
     ("gpu", "head_dim", "dtype"),
     [
         (H100, 128, torch.bfloat16),
-        (H100, 80, torch.bfloat16),
-        (A100, 64, torch.bfloat16),
-        (A100, 128, torch.float16),
+        (A100, 80, torch.float16),
     ],
     ids=lambda value: str(CAPABILITIES.get(value, value)) if isinstance(value, Limits) else str(value),
 )

@@ -17,6 +17,7 @@ PICTURES = {
     "observe/timeline.py": {"matplotlib"},
     "observe/widgets.py": {"ipywidgets"},
     "spec_decode/train_eagle.py": {"matplotlib"},
+    "bench/serve.py": {"matplotlib"},
 }  # where they are used, and so named
 SERVER_PACKAGES = {"fastapi", "starlette", "pydantic", "uvicorn", "zmq", "prometheus_client"}
 ON_USE_ONLY = {"gguf", "msgspec", "numba", "triton", "transformers", "huggingface_hub"} | NOTEBOOK_PACKAGES
@@ -110,7 +111,7 @@ ROOMS_A_ROOM_MAY_IMPORT = {
         "llm",
         "sim",
         "worker",  # of sim: the echo model; of worker: the runner, in the core's process
-    },  # fmt: skip
+    },
     "sim": {"sim", "core", "models", "config", "sampling_params"},
 }
 

@@ -95,6 +95,58 @@ def test_a_row_yields_a_token_when_it_reaches_the_end_of_what_is_known() -> None
     assert second.input_ids.tolist() == [9, 4, 5]
 
 
+def test_a_request_with_drafts_is_a_decode_row_for_each_token_between_decodes_and_chunks() -> None:
+    batch = make_batch()
+    run(batch, {"v": 3, "d": 2}, [new("v", [1, 2, 3], [3]), new("d", [5, 6], [6])])
+    sampled(batch, "v", 4)
+    sampled(batch, "d", 7)
+    batch.update(
+        SchedulerOutput(
+            0,
+            scheduled_new_reqs=[new("p", [30, 31, 32], [9])],
+            scheduled_cached_reqs=CachedRequestData(["v", "d"], [[8], []], [3, 2]),
+        )
+    )
+    step = batch.build({"p": 2, "v": 3, "d": 1}, {"v": [11, 12]})
+    assert step.req_ids == ["d", "v", "p"]
+    assert step.input_ids.tolist() == [7, 4, 11, 12, 30, 31]
+    assert step.token_starts.tolist() == [0, 1, 4, 6]
+    assert step.num_decodes == 4
+    assert step.query_start_loc.tolist() == [0, 1, 2, 3, 4, 6]
+    assert step.seq_lens.tolist() == [3, 4, 5, 6, 2]
+    assert step.block_tables.tolist() == [[6, 0], [3, 8], [3, 8], [3, 8], [9, 0]]
+    assert step.slot_mapping.tolist() == [26, 15, 32, 33, 36, 37]
+    # d yields one token, v up to three: after 4, after 11, after 12
+    assert step.sample_rows.tolist() == [0, 1]
+    assert step.logits_indices.tolist() == [0, 1, 2, 3]
+    assert step.sample_row_of.tolist() == [0, 1, 1, 1]
+    assert step.ahead.tolist() == [0, 0, 1, 2]
+    assert step.draft_ids.tolist() == [-2, 11, 12, -2]
+
+
+def test_settings_about_tokens_count_the_drafts_before_each_row() -> None:
+    params = SamplingParams(temperature=0, min_tokens=2, repetition_penalty=1.5, bad_words=[])
+    batch = make_batch()
+    run(batch, {"v": 3}, [new("v", [1, 2, 3], [3], sampling_params=params)])
+    sampled(batch, "v", 4)
+    batch.update(SchedulerOutput(0, scheduled_cached_reqs=CachedRequestData(["v"], [[8]], [3])))
+    step = batch.build({"v": 3}, {"v": [11, 12]})
+    asked = batch.sampling_inputs(step.rows[step.sample_rows[step.sample_row_of]], step.ahead)
+    assert asked.positions.tolist() == [4, 5, 6]
+    assert asked.removed_rows == [0]  # one token is out before the first row: from the second on, two are
+    assert asked.penalties is not None
+    assert asked.penalties.token_ids.tolist() == [[1, 2, 3, 4, -1, -1], [1, 2, 3, 4, 11, -1], [1, 2, 3, 4, 11, 12]]
+
+
+def test_accepted_drafts_join_a_row_together() -> None:
+    batch = make_batch()
+    run(batch, {"a": 2, "b": 2}, [new("a", [1, 2], [3]), new("b", [5, 6], [6])])
+    rows = np.array([batch.rows["a"], batch.rows["b"], batch.rows["b"]])
+    batch.append_tokens(rows, np.array([7, 8, 9]), np.array([0, 0, 1]))
+    assert batch.num_tokens[rows].tolist() == [3, 4, 4]
+    assert batch.token_ids[batch.rows["b"], :4].tolist() == [5, 6, 8, 9]
+
+
 def test_a_prompt_of_one_token_counts_as_a_decode() -> None:
     step = run(make_batch(), {"a": 1}, [new("a", [7], [1])])
     assert step.num_decodes == 1

@@ -1,4 +1,4 @@
-# expect: should be
+# expect: That ends the loop
 import minivllm.core.scheduler
 from minivllm.core.request import RequestStatus
 
