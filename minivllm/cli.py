@@ -40,6 +40,7 @@ _CHOICES = {
     "load_format": config_module.LOAD_FORMATS,
     "scheduling_policy": config_module.POLICIES,
     "prefix_cache": config_module.PREFIX_CACHES,
+    "quantization": ("int4",),
     "attention_backend": config_module.ATTENTION_BACKENDS,
     "generation_config": config_module.GENERATION_CONFIGS,
 }
@@ -123,9 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     compile_.add_argument("name", metavar="NAME", help='"smollm2-135m", a folder, a Hub id, or a .gguf file')
     compile_.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="as the engine's (auto)")
+    compile_.add_argument("--quantization", choices=("int4",), help="as the engine's (none)")
     compile_.set_defaults(run=_compile)
 
-    commands.add_parser("bench", help="measure: bench throughput, bench compare, bench serve", add_help=False)
+    commands.add_parser("bench", help="measure: bench throughput, compare, serve, spec", add_help=False)
     return parser
 
 
@@ -449,7 +451,7 @@ def _compile(args: argparse.Namespace) -> int:
     def say(stage: str) -> None:
         print(f"[{time.perf_counter() - begin:4.0f} s] {stage} ...", file=sys.stderr, flush=True)
 
-    folder = compile_model(args.name, choose_dtype(args.dtype, torch.device("cpu")), say)
+    folder = compile_model(args.name, choose_dtype(args.dtype, torch.device("cpu")), say, args.quantization)
     print(folder)
     return 0
 
@@ -457,13 +459,16 @@ def _compile(args: argparse.Namespace) -> int:
 _BENCHES = {
     "throughput": "minivllm.bench.throughput",
     "compare": "minivllm.bench.compare",
+    "latency": "minivllm.bench.latency",
+    "perplexity": "minivllm.bench.perplexity",
     "serve": "minivllm.bench.serve",
+    "spec": "minivllm.bench.spec",
     "gpu-report": "minivllm.bench.gpu_report",
 }
 
 
 def _bench(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="minivllm bench", description="Measure. `minivllm bench NAME --help` says more.")
-    parser.add_argument("name", choices=sorted(_BENCHES), help="an engine, several of them, a server under load, or a GPU")
+    parser.add_argument("name", choices=sorted(_BENCHES), help="an engine, several of them, a server under load, speculation, or a GPU")
     name = parser.parse_args(argv[:1]).name
     return int(importlib.import_module(_BENCHES[name]).main(argv[1:]))

@@ -16,6 +16,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 POLICIES = ("fcfs", "priority", "longest_prefix")
 PREFIX_CACHES = ("hash", "radix")
+QUANTIZATIONS = (None, "int4")
 ATTENTION_BACKENDS = ("auto", "naive", "reference", "cpu", "triton")
 GENERATION_CONFIGS = ("auto", "vllm")
 
@@ -24,7 +25,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
-    "quantization": (None,),
     "enable_lora": (False,),
     "trust_remote_code": (False,),
     "kv_cache_dtype": ("auto",),
@@ -46,6 +46,7 @@ class EngineConfig:
         model: "smollm2-135m", a Hugging Face folder, a .gguf file, or a Hub id.   tokenizer: a folder, None is the model's.
         dtype: "auto" (measured on CPU; bfloat16 or float16 on CUDA), "float32", "bfloat16", "float16".
         load_format: "auto", "safetensors", "gguf", or "dummy" (random weights from the config alone).
+        quantization: "int4" for weights of 4 bits, for one or a few sequences on a CPU; None keeps the checkpoint's.
         seed: keys the noise of requests that bring no seed of their own, and dummy weights.
         generation_config: "auto" uses the model's generation_config.json for default sampling, "vllm" does not.
         device: "auto", "cpu" or "cuda".
@@ -79,6 +80,7 @@ class EngineConfig:
     dtype: str = "auto"
     load_format: str = "auto"
     seed: int = 0
+    quantization: str | None = None
     generation_config: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
@@ -127,6 +129,7 @@ class EngineConfig:
             ("attention_backend", ATTENTION_BACKENDS),
             ("scheduling_policy", POLICIES),
             ("prefix_cache", PREFIX_CACHES),
+            ("quantization", QUANTIZATIONS),
         ):
             value = getattr(self, name)
             if value not in allowed:
@@ -174,8 +177,8 @@ class EngineConfig:
         if budget is not None:
             if self.speculative_config is not None and self.speculative_config.num_speculative_tokens >= budget:
                 raise ValueError(
-                    f"num_speculative_tokens={self.speculative_config.num_speculative_tokens} drafts and the token before them do"
-                    f" not fit into a step of max_num_batched_tokens={budget}. Raise max_num_batched_tokens, or draft less."
+                    f"num_speculative_tokens={self.speculative_config.num_speculative_tokens} drafts and the token before them"
+                    f" do not fit into a step of max_num_batched_tokens={budget}. Raise max_num_batched_tokens, or draft less."
                 )
             if seqs is not None and seqs > budget:
                 raise ValueError(

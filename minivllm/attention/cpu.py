@@ -79,8 +79,19 @@ _operators.define(
 def _write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     from minivllm.attention.numba_kernels import write_kv_kernel
 
-    kernel = write_kv_kernel(kv_cache.dtype == torch.bfloat16)
-    kernel(_words(key).numpy(), _words(value).numpy(), _words(kv_cache).view(-1).numpy(), slot_mapping.contiguous().numpy())
+    per_word = 4 // key.element_size()
+    key, value, slots = _dense_rows(key), _dense_rows(value), slot_mapping.contiguous()
+    write_kv_kernel(kv_cache.dtype == torch.bfloat16)(
+        key.data_ptr(),
+        key.stride(0) // per_word,
+        value.data_ptr(),
+        value.stride(0) // per_word,
+        kv_cache.data_ptr(),
+        kv_cache.numel() // per_word,
+        slots.data_ptr(),
+        key.shape[0],
+        key.shape[1] * key.shape[2] // per_word,
+    )
 
 
 def _paged_decode(
@@ -89,22 +100,27 @@ def _paged_decode(
     from minivllm.attention.numba_kernels import paged_decode_kernel
 
     numba = _numba()
-    num_kv_heads = kv_cache.shape[3]
-    kernel = paged_decode_kernel(q.shape[-1], q.shape[1] // num_kv_heads, kv_cache.dtype == torch.bfloat16)
-    out = torch.zeros(q.shape, dtype=q.dtype)  # a padding row (seq_len 0) comes out as zeros
-    lengths = seq_lens.contiguous().numpy()
-    work = int(lengths.sum()) * q[0].numel()
+    num_seqs, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = kv_cache.shape[2:4]
+    kernel = paged_decode_kernel(head_dim, num_heads // num_kv_heads, kv_cache.dtype == torch.bfloat16)
+    q, tables, lengths = _dense_rows(q), block_tables.int().contiguous(), seq_lens.int().contiguous()
+    out = torch.empty((num_seqs, num_heads, head_dim), dtype=q.dtype)
+    work = int(lengths.sum()) * num_heads * head_dim
     # torch's number of threads is the number of physical cores. Waking one takes longer than a short sequence.
     num_threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, 1 + work // WORK_PER_THREAD)
     arguments = (
-        _bits(q).numpy(),
-        _words(kv_cache).view(-1).numpy(),
-        block_tables.contiguous().numpy(),
-        lengths,
-        _bits(out).numpy(),
+        q.data_ptr(),
+        q.stride(0),
+        kv_cache.data_ptr(),
+        kv_cache.numel() * kv_cache.element_size() // 4,
+        tables.data_ptr(),
+        tables.shape[1],
+        lengths.data_ptr(),
+        out.data_ptr(),
+        num_seqs,
         scale,
         window,
-        kv_cache.shape[2],
+        block_size,
         num_kv_heads,
         num_threads,
     )
@@ -113,6 +129,12 @@ def _paged_decode(
         numba.set_num_threads(num_threads)
         kernel(*arguments)
     return out
+
+
+def _dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D] whose rows, each of 4-byte words without a gap, may lie apart: as slices of a packed projection do."""
+    rows_are_dense = x.stride(2) == 1 and x.stride(1) == x.shape[2] and x.stride(0) >= x.shape[1] * x.shape[2]
+    return x if rows_are_dense and x.stride(0) % 2 == 0 else x.contiguous()
 
 
 def _attention(
@@ -128,6 +150,9 @@ def _attention(
     window: int,
 ) -> torch.Tensor:
     """`paged_attention` of this backend, with the batch's shape in tensors alone: what a traced graph can pass on."""
+    if len(seq_lens) == len(q) and _numba() is not None:  # decodes alone, the usual step: its kernels take no longer than glue
+        _write_kv(key, value, kv_cache, slot_mapping)
+        return _paged_decode(q, kv_cache, block_tables, seq_lens, scale, window)
     starts, num_tokens = query_start_loc.numpy(), len(q)
     meta = AttentionMetadata(
         num_decodes=int((starts[1:] - starts[:-1] == 1).sum()),
@@ -142,16 +167,6 @@ def _attention(
     sliding_window = None if window == NO_WINDOW else window
     backend = _backend_of(q.dtype)
     return paged_attention(backend, q, key, value, kv_cache, meta, scale=scale, sliding_window=sliding_window)
-
-
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    """As NumPy can have it: it has no bfloat16."""
-    return x.view(torch.uint16) if x.dtype == torch.bfloat16 else x
-
-
-def _words(x: torch.Tensor) -> torch.Tensor:
-    """In 4-byte words, a bfloat16 pair each."""
-    return x.view(torch.uint32) if x.dtype == torch.bfloat16 else x
 
 
 _operators.impl("cpu_write_kv", _write_kv, "CPU")

@@ -27,11 +27,11 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import carray, njit, prange
 from numba.core import types
 from numba.extending import overload
 
-from minivllm.attention.numba_tiles import AHEAD, FASTMATH, num_lanes, score_tile, value_tile
+from minivllm.attention.numba_tiles import AHEAD, FASTMATH, num_lanes, pointer, score_tile, value_tile
 
 TILE = 16  # tokens; a piece's last tile is filled up with its last token, at weight 0
 LOG2_E = np.float32(1.4426950408889634)
@@ -143,12 +143,15 @@ def _combine(piece_of, tops, totals, sums, out, stride, partner):
 def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
     """The compiled kernel for one head size and number of query heads that share a kv head: constants in it, because tiles are.
 
-    kernel(q [B, H, D], words [flat view of the cache], block_tables [B, M] int32, seq_lens [B] int32, out [B, H, D], scale,
-           window, block_size, num_kv_heads, num_workers)
+    kernel(q, q_stride, cache, num_words, block_tables, num_columns, seq_lens, out, num_seqs, scale, window, block_size,
+           num_kv_heads, num_workers)
 
-    q and out are float32, or uint16, the bits of bfloat16. A row of seq_len 0 is left as it is. IndexError for a block number
-    beyond the cache. Compiling takes some seconds; later processes load the machine code from Numba's cache.
+    Arrays are given by address (to make a NumPy array of a tensor takes as long as a short sequence): q [B, H, D], whose rows
+    begin q_stride elements apart, the cache of num_words words, block_tables [B, M] int32, seq_lens [B] int32, out [B, H, D]. q
+    and out are float32, or the bits of bfloat16. A row of seq_len 0 becomes zeros. IndexError for a block number beyond the
+    cache. Compiling takes some seconds; later processes load the machine code from Numba's cache.
     """
+    element, word = (np.uint16, np.uint32) if is_bfloat16 else (np.float32, np.float32)
     half = head_dim // 2
     stride = 2 if is_bfloat16 else 1  # in the vector: element d of the first half is at d * stride, its partner `partner` later
     partner = 1 if is_bfloat16 else half
@@ -160,8 +163,28 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
         group, max(1, 24 * lanes // head_dim)
     )  # their sums stay in registers, of which AVX-512 has 32
 
-    def kernel(q, words, block_tables, seq_lens, out, scale, window, block_size, num_kv_heads, num_workers):
+    def kernel(
+        q_address,
+        q_stride,
+        cache_address,
+        num_words,
+        tables_address,
+        num_columns,
+        lengths_address,
+        out_address,
+        num_seqs,
+        scale,
+        window,
+        block_size,
+        num_kv_heads,
+        num_workers,
+    ):
         num_heads = num_kv_heads * group
+        q = carray(pointer(q_address, element), (num_seqs, q_stride))
+        words = carray(pointer(cache_address, word), (num_words,))
+        block_tables = carray(pointer(tables_address, np.int32), (num_seqs, num_columns))
+        seq_lens = carray(pointer(lengths_address, np.int32), (num_seqs,))
+        out = carray(pointer(out_address, element), (num_seqs, num_heads, head_dim))
         row = num_kv_heads * width
         values = len(words) // 2  # a token's values begin so many words after its keys
         if block_tables.size > 0 and block_tables.max() >= values // (block_size * row):
@@ -169,6 +192,8 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
         total = np.int64(0)
         for b in range(len(seq_lens)):
             total += min(np.int64(seq_lens[b]), window)
+            if seq_lens[b] == 0:
+                out[b] = 0
         share = -(-total // num_workers)
         piece_of = np.full(2 * num_workers, -1, np.int64)  # the first and the last sequence of a worker may be cut
         piece_tops = np.empty((2 * num_workers, num_heads), np.float32)
@@ -193,8 +218,8 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
                 _token_offsets(block_tables[b], seq_lens[b] - length + begin, n, block_size, row, offsets)
                 for h in range(num_heads):
                     for d in range(half):
-                        q_halves[h, d] = _widen(q[b, h, d * stride]) * scale
-                        q_halves[h, half + d] = _widen(q[b, h, d * stride + partner]) * scale
+                        q_halves[h, d] = _widen(q[b, h * head_dim + d * stride]) * scale
+                        q_halves[h, half + d] = _widen(q[b, h * head_dim + d * stride + partner]) * scale
                 num_tokens = -(-n // TILE) * TILE
                 for i in range(0, num_tokens, score_tokens):
                     for h in range(0, num_heads, score_heads):
@@ -216,34 +241,43 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
                         out[b, h, d * stride + partner] = _narrow(sums[h, half + d] / totals[h], out)
         _combine(piece_of, piece_tops, piece_totals, piece_sums, out, stride, partner)
 
-    element, word = (types.uint16, types.uint32) if is_bfloat16 else (types.float32, types.float32)
-    integers = [types.int64] * 4
-    queries, cache, tables = types.Array(element, 3, "A"), types.Array(word, 1, "C"), types.Array(types.int32, 2, "C")
-    lengths, outputs = types.Array(types.int32, 1, "C"), types.Array(element, 3, "C")
-    return _compiled(kernel, types.void(queries, cache, tables, lengths, outputs, types.float32, *integers), parallel=True)
+    signature = types.void(*[types.int64] * 9, types.float32, *[types.int64] * 4)
+    return _compiled(kernel, signature, parallel=True)
 
 
 @functools.cache
 def write_kv_kernel(is_bfloat16: bool) -> Any:
-    """kernel(key, value [T, num_kv_heads, words of a head], words [flat view of the cache], slots [T] int64): `write_kv`, over
-    4-byte words. IndexError, and nothing written, if a slot is not in the cache."""
+    """kernel(key, key_stride, value, value_stride, cache, num_words, slots, num_tokens, row): `write_kv`, in words. As above,
+    arrays are given by address: key and value [T, row] with rows so many words apart, slots [T] int64. IndexError, and nothing
+    written, if a slot is not in the cache."""
+    word = np.uint32 if is_bfloat16 else np.float32
 
-    def kernel(key, value, words, slots):
-        num_tokens, num_kv_heads, width = key.shape
-        row, values = num_kv_heads * width, len(words) // 2
+    def kernel(
+        key_address,
+        key_stride,
+        value_address,
+        value_stride,
+        cache_address,
+        num_words,
+        slots_address,
+        num_tokens,
+        row,
+    ):
+        key = carray(pointer(key_address, word), (num_tokens, key_stride))
+        value = carray(pointer(value_address, word), (num_tokens, value_stride))
+        words = carray(pointer(cache_address, word), (num_words,))
+        slots = carray(pointer(slots_address, np.int64), (num_tokens,))
+        values = num_words // 2
         for t in range(num_tokens):
             if slots[t] < 0 or (slots[t] + 1) * row > values:
                 raise IndexError("A slot of slot_mapping is not in the KV cache.")
         for t in range(num_tokens):
-            for h in range(num_kv_heads):
-                start = slots[t] * row + h * width
-                for d in range(width):
-                    words[start + d] = key[t, h, d]
-                    words[values + start + d] = value[t, h, d]
+            start = slots[t] * row
+            for d in range(row):
+                words[start + d] = key[t, d]
+                words[values + start + d] = value[t, d]
 
-    word = types.uint32 if is_bfloat16 else types.float32
-    new, cache, slots = types.Array(word, 3, "A"), types.Array(word, 1, "C"), types.Array(types.int64, 1, "C")
-    return _compiled(kernel, types.void(new, new, cache, slots), parallel=False)
+    return _compiled(kernel, types.void(*[types.int64] * 9), parallel=False)
 
 
 def _largest_divisor(n: int, limit: int) -> int:

@@ -120,6 +120,17 @@ class _Tile:
         return ir.Constant(ir.VectorType(_INT32, len(numbers)), numbers)
 
 
+@intrinsic
+def pointer(typing_context, address, element):
+    """The address of a number of type `element` (np.float32, ...) as a pointer, for `carray`."""
+    kind = types.CPointer(element.dtype)
+
+    def emit(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(kind))
+
+    return kind(types.int64, element), emit
+
+
 @intrinsic(prefer_literal=True)
 def score_tile(typing_context, words, offsets, i, shift, q, h, scores, head_dim, heads, tokens):
     """scores[h + g, i + t] = q[h + g] . key[i + t] for g < heads and t < tokens, constants; heads * tokens <= `num_lanes`.

@@ -1,7 +1,8 @@
-"""minivllm bench spec: what speculative decoding gains and costs, by workload and by batch size. One process; the engines take turns.
+"""minivllm bench spec: what speculative decoding gains and costs, by workload and by batch size. One process; the engines take
+turns.
 
-Engines that are compared run in turns, round after round, so that a busy moment of the machine hits all of them; the medians are
-printed side by side, and the speed-up is against the same engine without drafts in the same rounds.
+Engines that are compared run in turns, round after round, so that a busy moment of the machine hits all of them; the medians
+are printed side by side, and the speed-up is against the same engine without drafts in the same rounds.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ REPETITIVE = (
     "Repeat the following list five times, word by word: copper kettle, paper lantern, wooden spoon, glass marble, iron nail.",
     "Count from 1 to 30, writing 'sheep number' before each number.",
     "Write this line ten times: The night train leaves the harbour at a quarter past nine.",
-    "Copy this text twice without a change: A glacier is snow that was pressed into ice by the snow above it. It flows like very"
-    " thick honey, fastest in the middle and slowest at its bed.",
+    "Copy this text twice without a change: A glacier is snow that was pressed into ice by the snow above it. It flows like"
+    " very thick honey, fastest in the middle and slowest at its bed.",
 )
 CODE = (
     "Write a Python class Stack with push, pop, peek, is_empty and size, and a docstring for each method.",
@@ -33,6 +34,7 @@ CODE = (
     "Write an HTML table with the days of the week and a column for breakfast, lunch and dinner.",
     "Write a Python function that returns the larger of two numbers, then the same for three and for four numbers.",
 )
+WORKLOADS = ["repetitive", "code", "chat"]
 
 
 def workload(name: str, num_prompts: int) -> list[str]:
@@ -50,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), help="(default: all)")
     parser.add_argument("--speculative-config", metavar="JSON", help='one more method, as "custom"')
-    parser.add_argument("--workloads", nargs="+", default=["repetitive", "code", "chat"], choices=("repetitive", "code", "chat"))
+    parser.add_argument("--workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS, help="(default: all)")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1], help="requests at once (default: 1)")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--num-prompts", type=int, default=4, help="of a workload, at least the batch size")

@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("minivllm")
 
 _KEY = "key.json"
-_SOURCES = ("compiled.py", "decoder.py", "layers.py", "linear.py", "rope.py")
+_SOURCES = ("compiled.py", "decoder.py", "int4.py", "layers.py", "linear.py", "rope.py")
 
 
-def load_compiled(model: str | Path, dtype: torch.dtype, backend: AttentionBackend) -> CompiledDecoder | None:
+def load_compiled(
+    model: str | Path, dtype: torch.dtype, backend: AttentionBackend, quantization: str | None = None
+) -> CompiledDecoder | None:
     """The compiled decoder of a model for this machine, or None where there is none that fits. One line in the log says which,
     and what to do about it."""
     from minivllm.models.compiled import DTYPES, CompiledDecoder
@@ -44,12 +46,14 @@ def load_compiled(model: str | Path, dtype: torch.dtype, backend: AttentionBacke
     if dtype not in DTYPES:
         return None
     source = resolve_model(model)
-    label, key = _label(model, dtype), _key(source, dtype)
+    label, key = _label(model, dtype, quantization), _key(source, dtype, quantization)
     folder = _folder(label, key)
     if not folder.is_dir():
         stale = next((_difference(old, key) for old in _others(label, key)), None)
         reason = "it is not compiled" if stale is None else f"it is compiled for another {stale}"
-        logger.info("%s runs eager: %s. Once, for more speed: minivllm compile %s%s", model, reason, model, _flag(dtype))
+        logger.info(
+            "%s runs eager: %s. Once, for more speed: minivllm compile %s%s", model, reason, model, _flags(dtype, quantization)
+        )
         return None
     try:
         return CompiledDecoder(folder, ModelConfig.from_folder(source), backend)
@@ -57,21 +61,27 @@ def load_compiled(model: str | Path, dtype: torch.dtype, backend: AttentionBacke
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         logger.warning(
             "%s runs eager: its compiled decoder in %s is broken (%s). Delete the folder, then: minivllm compile %s%s",
-            model, folder, reason, model, _flag(dtype),
+            model, folder, reason, model, _flags(dtype, quantization),
         )  # fmt: skip
         return None
 
 
-def compile_model(model: str | Path, dtype: torch.dtype, say: Callable[[str], None] = lambda line: None) -> Path:
+def compile_model(
+    model: str | Path,
+    dtype: torch.dtype,
+    say: Callable[[str], None] = lambda line: None,
+    quantization: str | None = None,
+) -> Path:
     """The folder of the compiled decoder of a model, for this machine and process. Made if it is not there: minutes.
 
     Raises ValueError for a model or machine it cannot be made for, OSError if the cache cannot be written."""
     from minivllm.attention.cpu import cpu_backend
     from minivllm.models.compiled import compile_decoder
+    from minivllm.models.int4 import quantize_decoder
     from minivllm.models.weights import load_model
 
     source = resolve_model(model)
-    label, key = _label(model, dtype), _key(source, dtype)
+    label, key = _label(model, dtype, quantization), _key(source, dtype, quantization)
     target = _folder(label, key)
     if target.is_dir():
         return target
@@ -86,6 +96,8 @@ def compile_model(model: str | Path, dtype: torch.dtype, say: Callable[[str], No
             say("loading the weights")
             decoder = load_model(source, dtype=dtype)
             decoder.attention_backend = cpu_backend(dtype)
+            if quantization == "int4":
+                quantize_decoder(decoder, keep_unpacked=True)
             compile_decoder(decoder, temporary, say)
             (temporary / _KEY).write_text(json.dumps(key, indent=2) + "\n", encoding="utf-8")
             temporary.chmod(0o755)
@@ -98,13 +110,13 @@ def compile_model(model: str | Path, dtype: torch.dtype, say: Callable[[str], No
     return target
 
 
-def _label(model: str | Path, dtype: torch.dtype) -> str:
+def _label(model: str | Path, dtype: torch.dtype, quantization: str | None) -> str:
     """The part of a folder's name for people."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip(".-") or "model"
-    return f"{name}-{str(dtype).removeprefix('torch.')}"
+    return "-".join([name, str(dtype).removeprefix("torch."), *([quantization] if quantization else [])])
 
 
-def _key(source: Path, dtype: torch.dtype) -> dict[str, Any]:
+def _key(source: Path, dtype: torch.dtype, quantization: str | None) -> dict[str, Any]:
     """What must be the same, in words of the log's line."""
     files = sorted([*source.glob("*.safetensors"), source / "config.json"])
     checkpoint = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -115,6 +127,7 @@ def _key(source: Path, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "model": str(source.resolve()),
         "dtype": str(dtype),
+        "quantization": quantization,
         "checkpoint": _digest(repr(checkpoint).encode()),
         "version of minivllm": _digest(source_code + operator.encode()),
         "torch": torch.__version__,
@@ -150,7 +163,8 @@ def _others(label: str, key: dict[str, Any]) -> Iterator[dict[str, Any]]:
             old = json.loads((folder / _KEY).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if folder != _folder(label, key) and old.get("model") == key["model"]:
+        same = all(old.get(name) == key[name] for name in ("model", "quantization"))
+        if same and folder != _folder(label, key):
             yield old | {"folder": folder}
 
 
@@ -158,8 +172,8 @@ def _difference(old: dict[str, Any], key: dict[str, Any]) -> str:
     return next((name for name in key if old.get(name) != key[name]), "key")
 
 
-def _flag(dtype: torch.dtype) -> str:
-    return f" --dtype {str(dtype).removeprefix('torch.')}"
+def _flags(dtype: torch.dtype, quantization: str | None) -> str:
+    return f" --dtype {str(dtype).removeprefix('torch.')}" + (f" --quantization {quantization}" if quantization else "")
 
 
 def _locked(label: str, say: Callable[[str], None]) -> Any:

@@ -7,8 +7,8 @@ know requests or drafters.
 
 The answer must have the distribution of plain sampling from p, whatever the drafter q proposes. There are two ways.
 
-**Rejection** (Leviathan et al. 2023; Chen et al. 2023): keep d with probability min(1, p(d) / q(d)), else draw from what p has more
-than q, max(p - q, 0), normalized. Needed where a drafter draws from a q of its own.
+**Rejection** (Leviathan et al. 2023; Chen et al. 2023): keep d with probability min(1, p(d) / q(d)), else draw from what p has
+more than q, max(p - q, 0), normalized. Needed where a drafter draws from a q of its own.
 
 **Coupling**, the engine's default: draw t ~ p with the row's own noise, and keep d exactly if t = d (`is_answer`). The engine's
 drafters propose their one best guess: q is one-hot, so min(1, p(d) / q(d)) = p(d), which is how often t = d, and given that
@@ -28,10 +28,12 @@ _OTHER_NOISE = 0x5DEECE66D  # any constant: turns a seed into that of an indepen
 
 
 def is_answer(token_ids: np.ndarray, draft_ids: np.ndarray, ahead: np.ndarray) -> np.ndarray:
-    """Which of a batch's sampled tokens are answers. All [N]; a request with k drafts has k + 1 neighbouring rows, `ahead` 0..k.
+    """Which of a batch's sampled tokens are answers. All [N]; a request with k drafts has k + 1 neighbouring rows, `ahead`
+    0..k.
 
     token_ids: sampled by the target after the drafts before the row.   draft_ids: what was drafted in the row's place,
-    negative in a request's last row. A token counts if every token before it is what was drafted: else it follows a wrong beginning.
+    negative in a request's last row. A token counts if every token before it is what was drafted: else it follows a wrong
+    beginning.
     """
     wrong = token_ids != draft_ids
     wrong_before = wrong.cumsum() - wrong

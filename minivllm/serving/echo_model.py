@@ -58,7 +58,8 @@ def step_seconds(model: str) -> float:
 def make_tokenizer() -> Tokenizer:
     """A token for each byte. Printable ASCII has the lowest ids, so what the model says is readable, if not sensible."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (c != "Ġ" and not "!" <= c <= "~", c != "Ġ", c))
-    backend = tokenizers.Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    vocab = {c: i for i, c in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], cache_capacity=0))  # else it keeps 10,000 prompts
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(_SPECIAL))

@@ -76,6 +76,8 @@ class EchoExecutor:
     num_blocks, block_size: the KV cache, null block included.   vocab_size: sampled ids are below it.
     num_speculative_tokens, draft_accuracy, seed: propose so many drafts after each sampled token, each right with that
         probability, wrong for certain otherwise. The output must be the same as without.
+    has_drafter_layer: keep a drafter's layer as EAGLE has it, where a slot holds the *next* token, and check before each
+        proposal that it is what the request's tokens say.
     fault(scheduler_output): called before each forward; may raise (the whole step fails, after garbage was written to its
         slots) or return {request id: error} (those fail alone).
     """
@@ -89,6 +91,7 @@ class EchoExecutor:
         draft_accuracy: float = 0.5,
         seed: int = 0,
         fault: Callable[[SchedulerOutput], Mapping[str, str] | None] | None = None,
+        has_drafter_layer: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -97,6 +100,7 @@ class EchoExecutor:
         self.draft_accuracy = draft_accuracy
         self.fault = fault
         self.kv_cache = [NEVER_WRITTEN] * (num_blocks * block_size)
+        self.drafter_layer = list(self.kv_cache) if has_drafter_layer else None
         self._noise = random.Random(seed)
         self._rows: dict[str, _Row] = {}
         self._submitted: SchedulerOutput | None = None
@@ -134,8 +138,11 @@ class EchoExecutor:
             if row.params.prompt_logprobs is not None and known == row.num_prompt_tokens:
                 prompt = row.token_ids[1:known]
                 output.prompt_logprobs[req_id] = [self._logprobs(token, row.params.prompt_logprobs) for token in prompt]
-            if self.num_speculative_tokens:
-                output.draft_token_ids[req_id] = self._propose(row)
+        if self.drafter_layer is not None:
+            self._write_drafter_layer(step, self.drafter_layer)
+        for req_id, tokens in output.sampled_token_ids.items():
+            if tokens and self.num_speculative_tokens:
+                output.draft_token_ids[req_id] = self._propose(self._rows[req_id])
         return _Ready(output)
 
     def shutdown(self) -> None:
@@ -202,8 +209,23 @@ class EchoExecutor:
                 break
         return tokens
 
+    def _write_drafter_layer(self, step: SchedulerOutput, layer: list[int]) -> None:
+        """Every position of the step gets the token after it: known, sampled just now, or nothing after a rejected draft."""
+        for req_id, n in step.num_scheduled_tokens.items():
+            row = self._rows[req_id]
+            for position in range(row.num_computed_tokens, row.num_computed_tokens + n):
+                known = position + 1 < len(row.token_ids)
+                layer[self._slot(row, position)] = row.token_ids[position + 1] if known else NEVER_WRITTEN
+
     def _propose(self, row: _Row) -> list[int]:
         tokens = list(row.token_ids)
+        if self.drafter_layer is not None:
+            end = len(tokens) - 1
+            read = [self.drafter_layer[self._slot(row, position)] for position in range(end)]
+            assert read == tokens[1:], "the drafter's layer was made with other tokens than the request has"
+            # drafts go on from here: what they leave must be overwritten, or never read
+            for position in range(end, min(end + self.num_speculative_tokens, len(row.block_ids) * self.block_size)):
+                self.drafter_layer[self._slot(row, position)] = NEVER_WRITTEN
         for _ in range(self.num_speculative_tokens):
             token = self._next_token(row, tokens)
             if self._noise.random() >= self.draft_accuracy:

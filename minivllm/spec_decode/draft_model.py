@@ -1,5 +1,5 @@
-"""Drafts from a smaller model with the same vocabulary, greedy, for all requests of the batch at once. Labs: shown in Lab 10. May
-not know the scheduler.
+"""Drafts from a smaller model with the same vocabulary, greedy, for all requests of the batch at once. Labs: shown in Lab 10.
+May not know the scheduler.
 
 Its KV cache lives under the target's block tables and **catches up by itself**. The rule: after every step it holds each known
 token of every request in the step, no matter what the step was. The batch keeps one number for each request,
@@ -13,8 +13,8 @@ token of every request in the step, no matter what the step was. The batch keeps
     - a chunk of a prompt: pass 1 computes the chunk, and nothing is drafted
     - drafts accepted: their keys are there already; at least the newest token is missing
     - drafts rejected: everything from the first wrong one on counts as missing (min(held, known - 1)), and is overwritten
-    - a hit in the prefix cache: a block was published when the target's step was planned, and filled in all layers in that step;
-      so cached tokens are held (`num_drafter_tokens` starts at the number of cached ones)
+    - a hit in the prefix cache: a block was published when the target's step was planned, and filled in all layers in that
+      step; so cached tokens are held (`num_drafter_tokens` starts at the number of cached ones)
     - preemption: the request comes back as a new one, with what the cache still has
 """
 
@@ -53,8 +53,8 @@ class DraftModel:
         self.model.attention_backend = backend
         if self.model.config.vocab_size != target.vocab_size:
             raise ValueError(
-                f"speculative_config: the draft model {config.model} has {self.model.config.vocab_size} tokens in its vocabulary,"
-                f" the target {target.vocab_size}. Drafts are token ids: take a model with the target's tokenizer."
+                f"speculative_config: the draft model {config.model} has {self.model.config.vocab_size} tokens in its"
+                f" vocabulary, the target {target.vocab_size}. Drafts are token ids: take a model with the target's tokenizer."
             )
         self.kv_config = self.model.config
         self.kv_caches: list[torch.Tensor] = []  # set by whoever owns the pool

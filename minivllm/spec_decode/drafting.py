@@ -3,8 +3,8 @@ scheduler.
 
     after a step's tokens are known:   drafter.propose(Progress) -> drafts [S, k], one row for each request that got tokens
 
-A drafter's cache has the target's block tables: its layers are further layers of the same blocks. So whatever happens to a block
-(shared, cached, freed, taken away) happens to its keys and values in all layers at once, and no drafter needs to be told.
+A drafter's cache has the target's block tables: its layers are further layers of the same blocks. So whatever happens to a
+block (shared, cached, freed, taken away) happens to its keys and values in all layers at once, and no drafter needs to be told.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Progress:
 
 
 class ModelDrafter(Protocol):
-    """A drafter as the runner holds it. `needs_hidden`: whether it reads `Progress.hidden` and `meta`.   kv_config: the sizes of its
-    own cache, None if it has none.   kv_caches: that cache, set by whoever owns the pool."""
+    """A drafter as the runner holds it. `needs_hidden`: whether it reads `Progress.hidden` and `meta`.   kv_config: the sizes
+    of its own cache, None if it has none.   kv_caches: that cache, set by whoever owns the pool."""
 
     needs_hidden: bool
     kv_config: ModelConfig | None
@@ -67,64 +67,50 @@ class ModelDrafter(Protocol):
         ...
 
 
+FEW = 4  # tokens; a request that computes more of them is a prefill to attention
+
+
 def flat_batch(
     batch: Batch, rows: np.ndarray, starts: np.ndarray, num_tokens: np.ndarray, device: torch.device
 ) -> tuple[np.ndarray, AttentionMetadata]:
-    """Positions [T], and the metadata, of a batch that computes tokens starts .. starts + num_tokens - 1 of each row (all [B]).
+    """Positions [T], and the metadata, of a batch that computes tokens starts .. starts + num_tokens - 1 of each row (all [B]),
+    rows of FEW tokens or less first.
 
-    Rows that come first with at most 4 tokens are decodes, a row of attention for each token: see `worker.input_batch.StepInputs`.
+    Those are decodes, with a row of attention for each token, as in a step that verifies (`worker.input_batch.StepInputs`).
     """
     owner = np.arange(len(rows)).repeat(num_tokens)
     token_starts = np.concatenate([[0], num_tokens.cumsum()])
     positions = np.arange(len(owner)) - token_starts[owner] + starts[owner]
-    single = int(np.append(num_tokens > _FEW, True).argmax())
-    num_decodes = int(token_starts[single])
-    row_of = np.concatenate([owner[:num_decodes], np.arange(single, len(rows))])  # of attention
-    seq_lens = np.concatenate([positions[:num_decodes] + 1, (starts + num_tokens)[single:]])
-    query_start_loc = np.concatenate([np.arange(num_decodes), token_starts[single:]])
-    return positions, _metadata(batch, rows, owner, positions, num_decodes, row_of, seq_lens, query_start_loc, device)
+    num_single = int((num_tokens <= FEW).sum())
+    num_decodes = int(token_starts[num_single])
+    row_of = np.concatenate([owner[:num_decodes], np.arange(num_single, len(rows))])  # of attention -> of `rows`
+    seq_lens = np.concatenate([positions[:num_decodes] + 1, (starts + num_tokens)[num_single:]]).astype(np.int32)
+    query_start_loc = np.concatenate([np.arange(num_decodes), token_starts[num_single:]]).astype(np.int32)
 
-
-_FEW = 4
-
-
-def _metadata(
-    batch: Batch,
-    rows: np.ndarray,
-    owner: np.ndarray,
-    positions: np.ndarray,
-    num_decodes: int,
-    row_of: np.ndarray,
-    seq_lens: np.ndarray,
-    query_start_loc: np.ndarray,
-    device: torch.device,
-) -> AttentionMetadata:
-    block_size = batch.block_size
-    tables = batch.block_table[rows, : -(-int(seq_lens.max()) // block_size)]
-    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
-
-    def put(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    seq_lens, query_start_loc = seq_lens.astype(np.int32), query_start_loc.astype(np.int32)
-    return AttentionMetadata(
+    tables = batch.block_table[rows, : -(-int(seq_lens.max()) // batch.block_size)]
+    slots = tables[owner, positions // batch.block_size].astype(np.int64) * batch.block_size + positions % batch.block_size
+    return positions, AttentionMetadata(
         num_decodes=num_decodes,
         num_tokens=len(positions),
-        query_start_loc=put(query_start_loc),
-        seq_lens=put(seq_lens),
-        block_tables=put(np.ascontiguousarray(tables[row_of])),
-        slot_mapping=put(slots),
+        query_start_loc=_put(query_start_loc, device),
+        seq_lens=_put(seq_lens, device),
+        block_tables=_put(np.ascontiguousarray(tables[row_of]), device),
+        slot_mapping=_put(slots, device),
         query_start_loc_np=query_start_loc,
         seq_lens_np=seq_lens,
     )
 
 
 def next_positions(batch: Batch, rows: np.ndarray, ahead: int) -> np.ndarray:
-    """Position `ahead` places after each row's newest token, where a draft goes. Near max_model_len the last position stands for
-    those behind it: it is sampled, never computed, so its slot is free for what nobody will read."""
+    """Position `ahead` places after each row's newest token, where a draft goes. Near max_model_len the last position stands
+    for those behind it: it is sampled, never computed, so its slot is free for what nobody will read."""
     last: int = batch.token_ids.shape[1] - 1
     return np.minimum(batch.num_tokens[rows] - 1 + ahead, last)
 
 
 def put_ids(token_ids: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(token_ids.astype(np.int64)).to(device, non_blocking=True)
+    return _put(token_ids.astype(np.int64), device)
+
+
+def _put(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)

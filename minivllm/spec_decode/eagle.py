@@ -139,10 +139,10 @@ class EagleHead(nn.Module):
 class EagleDrafter:
     """Drafts with a head, greedy, for all requests of the batch at once.
 
-    Its layer's keys and values lie in the target's blocks, in a cache of their own. The head's key at a position is made from the
-    target's feature there *and the token after it*. That is why it runs over exactly the target's batch, one token on: every
-    position the target computes gets its key in the same step, prompts included. And it is why the prefix cache drops the last
-    block of a hit when an EAGLE head is in use: what its last slot holds was made with the token that followed then.
+    Its layer's keys and values lie in the target's blocks, in a cache of their own. The head's key at a position is made from
+    the target's feature there *and the token after it*. That is why it runs over exactly the target's batch, one token on:
+    every position the target computes gets its key in the same step, prompts included. And it is why the prefix cache drops the
+    last block of a hit when an EAGLE head is in use: what its last slot holds was made with the token that followed then.
     Keys of rejected drafts are never read: the next step's positions begin where they lie, and overwrite them.
     """
 
@@ -196,7 +196,8 @@ class EagleDrafter:
 
 
 def head_folder(config: SpeculativeConfig, target: ModelConfig) -> Path:
-    """Where the head lies: the folder that was named, or the head in this package. Raises ValueError where that does not fit."""
+    """Where the head lies: the folder that was named, or the head in this package. Raises ValueError where that does not
+    fit."""
     if config.model is not None:
         return Path(config.model)
     facts = json.loads((SHIPPED / CONFIG).read_text(encoding="utf-8")) if (SHIPPED / CONFIG).is_file() else {}

@@ -1,5 +1,5 @@
-"""Drafts without a model: what followed the last time these tokens were seen. Lab 10 builds `NgramDrafter.propose`. NumPy; may not
-know the batch, the model or torch.
+"""Drafts without a model: what followed the last time these tokens were seen. Lab 10 builds `NgramDrafter.propose`. NumPy; may
+not know the batch, the model or torch.
 
     tokens    ... the cat sat on the mat . then the cat sat      the longest suffix seen before: "the cat sat"
                               ^^^^^^^^^^                         drafts: what followed it

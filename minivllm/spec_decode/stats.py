@@ -1,4 +1,5 @@
-"""SpecDecodeStats: what drafts were worth. Counted by the model runner; shown by `minivllm bench spec` and Lab 10. Pure Python."""
+"""SpecDecodeStats: what drafts were worth. Counted by the model runner; shown by `minivllm bench spec` and Lab 10. Pure
+Python."""
 
 from __future__ import annotations
 
@@ -50,6 +51,6 @@ class SpecDecodeStats:
         """The numbers in one line."""
         by_position = " ".join(f"{share:.0%}" for share in self.acceptance) or "none"
         return (
-            f"{self.num_verifications} verifications, {self.tokens_per_step:.2f} tokens each; accepted by position: {by_position};"
-            f" drafting {self.draft_s:.2f} s, verifying {self.target_s:.2f} s"
+            f"{self.num_verifications} verifications, {self.tokens_per_step:.2f} tokens each;"
+            f" accepted by position: {by_position}; drafting {self.draft_s:.2f} s, verifying {self.target_s:.2f} s"
         )

@@ -8,8 +8,8 @@
 Everything lies in a work folder, and a run that was interrupted goes on where it stopped. The budget is processor time, so that
 a busy machine trains for longer and not worse: 90 CPU minutes are 45 minutes on 2 cores.
 
-**Unrolled training.** In use, the second draft is made from the head's own first prediction, not from a feature of the target. A
-head that has seen only true features meets inputs there that it does not know; so pass j of training feeds it what pass j - 1
+**Unrolled training.** In use, the second draft is made from the head's own first prediction, not from a feature of the target.
+A head that has seen only true features meets inputs there that it does not know; so pass j of training feeds it what pass j - 1
 gave (the training-time test of EAGLE-3; HASS, Zhang et al. 2024). `ChainedAttention` has the picture.
 """
 
@@ -73,7 +73,8 @@ class RecordingRunner(ModelRunner):
 
 @dataclass
 class Sample:
-    """One answered prompt of n tokens: token ids [n] and the target's features [n - 1, hidden], of all positions but the last."""
+    """One answered prompt of n tokens: token ids [n] and the target's features [n - 1, hidden], of all positions but the
+    last."""
 
     token_ids: torch.Tensor
     features: torch.Tensor
@@ -407,7 +408,6 @@ class Run:
         self.progress.curve.append(entry)
         print(f"\n{entry}", file=sys.stderr, flush=True)
 
-
     # ---------------------------------------------------------------- 4. result
 
     def export(self) -> Path:
@@ -446,10 +446,10 @@ def measure(model: str, head: Path) -> dict[str, Any]:
 
 def card(args: argparse.Namespace, progress: Progress, measured: dict[str, Any], vocab: int) -> str:
     """The head's card, in Markdown."""
-    rows = "\n".join(
-        f"| {name} | {' | '.join(f'{share:.1%}' for share in m['acceptance'])} | {m['tokens_per_step']:.2f} | {m['verifications']} |"
-        for name, m in measured.items()
-    )
+    rows = ""
+    for name, found in measured.items():
+        shares = " | ".join(f"{share:.1%}" for share in found["acceptance"])
+        rows += f"| {name} | {shares} | {found['tokens_per_step']:.2f} | {found['verifications']} |\n"
     heads = " | ".join(f"draft {j + 1}" for j in range(PASSES))
     return f"""# EAGLE head for {args.model}
 
@@ -457,23 +457,23 @@ One decoder layer that drafts for {args.model} in minivllm:
 `LLM("{args.model}", speculative_config={{"method": "eagle", "num_speculative_tokens": {PASSES}}})`.
 Drafts are verified: the head changes the speed of the answers, never their distribution.
 
-- **Input**: the target's hidden state after its final norm, and the embedding of the next token. **Output**: a prediction of the next
-  hidden state; drafts come from {vocab} rows of the target's own embedding, those of the most frequent tokens of the training data
-  ({progress.coverage:.1%} of its answers' tokens). The embedding is not in this file.
-- **Data**: answers of the target itself to prompts from `minivllm/spec_decode/prompts.py` (seed {args.seed}), two thirds greedy and one third
-  at temperature 0.8, at most {MAX_TOKENS} tokens each. No other text.
+- **Input**: the target's hidden state after its final norm, and the embedding of the next token. **Output**: a prediction of
+  the next hidden state; drafts come from {vocab} rows of the target's own embedding, those of the most frequent tokens of the
+  training data ({progress.coverage:.1%} of its answers' tokens). The embedding is not in this file.
+- **Data**: answers of the target itself to prompts from `minivllm/spec_decode/prompts.py` (seed {args.seed}), two thirds greedy
+  and one third at temperature 0.8, at most {MAX_TOKENS} tokens each. No other text.
 - **Training**: {progress.steps} steps, {progress.tokens:,} predicted positions, {progress.train_s / 60:.0f} CPU minutes, after
-  {progress.data_s / 60:.0f} CPU minutes for the data; AdamW, learning rate {LEARNING_RATE} on half a cosine, unrolled 1, 2, then {PASSES} passes.
+  {progress.data_s / 60:.0f} CPU minutes for the data; AdamW, learning rate {LEARNING_RATE} on half a cosine, unrolled 1, 2,
+  then {PASSES} passes.
 - **Reproduce**: `python -m minivllm.spec_decode.train_eagle --model {args.model} --cpu-minutes {args.cpu_minutes:g}`
 - **Licence**: Apache-2.0, as the target's weights and this project.
 
-Measured in the engine, bfloat16, on {NUM_HELD_OUT} held-out chat prompts (neither their templates nor their subjects were trained on). A
-draft counts as accepted if all before it were, too; tokens per verification include the target's own.
+Measured in the engine, bfloat16, on {NUM_HELD_OUT} held-out chat prompts (neither their templates nor their subjects were
+trained on). A draft counts as accepted if all before it were, too; tokens per verification include the target's own.
 
 | | {heads} | tokens per verification | verifications |
 |---|{"---|" * PASSES}---|---|
-{rows}
-"""
+{rows}"""
 
 
 def draw_curves(curve: Sequence[dict[str, Any]], path: Path) -> None:
@@ -515,7 +515,8 @@ def new_head(target: Decoder, draft_token_ids: torch.Tensor) -> EagleHead:
 
 
 def num_passes(share: float) -> int:
-    """One pass until half of the budget is used, for it costs half of three and the later ones build on it; then two; then all."""
+    """One pass until half of the budget is used, for it costs half of three and the later ones build on it; then two; then
+    all."""
     return 1 if share < 0.5 else min(2, PASSES) if share < 0.7 else PASSES
 
 

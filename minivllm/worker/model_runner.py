@@ -33,12 +33,13 @@ from minivllm.core.step import (
 from minivllm.models.compile_cache import load_compiled
 from minivllm.models.compiled import CompiledDecoder
 from minivllm.models.decoder import Decoder
+from minivllm.models.int4 import quantize_decoder
 from minivllm.models.registry import ModelConfig
 from minivllm.models.weights import load_config, load_model
 from minivllm.sampling.rejection import is_answer
 from minivllm.sampling.sampler import INVALID, Penalties, Sampler, SamplerOutput, SamplingMetadata
 from minivllm.sampling_params import SamplingParams
-from minivllm.worker.device import choose_device, choose_dtype, limit_threads
+from minivllm.worker.device import available_memory, choose_device, choose_dtype, limit_threads
 from minivllm.worker.gpu_memory import GRAPHS, costliest_sampling, free_for_kv_cache, largest_step, needs_memory
 from minivllm.worker.graphs import GraphRunner, compiled, decode_step
 from minivllm.worker.input_batch import InputBatch, PenaltyInputs, StepInputs
@@ -110,7 +111,7 @@ class ModelRunner:
         if compilable and not config.enforce_eager and not _INSIDE_THE_DECODER & components.keys():
             load_config(config.model, load_format=config.load_format)  # raises what load_model would
             backend = get_backend("cpu", "cpu", self.dtype)
-            if (model := load_compiled(config.model, self.dtype, backend)) is not None:
+            if (model := load_compiled(config.model, self.dtype, backend, config.quantization)) is not None:
                 return model
         fix = "Take a smaller model or a narrower dtype, or end other programs on this GPU."
         with needs_memory(self.device, f"The model {config.model} in {self.dtype_name}", fix):
@@ -119,6 +120,9 @@ class ModelRunner:
             )
         backend = get_backend(config.attention_backend, self.device_type, self.dtype)
         decoder.attention_backend = replace_parts(backend, components, decoder.config)
+        if config.quantization == "int4":
+            size = sum(parameter.nbytes for parameter in decoder.parameters())
+            quantize_decoder(decoder, keep_unpacked=available_memory() > 4 * size)
         return decoder
 
     def _make_speculation(self, components: Components) -> Speculation | None:

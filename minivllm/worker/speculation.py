@@ -1,8 +1,8 @@
 """Speculation: the model runner's drafter, what it is shown after each step, and what came of its drafts. May not know the
 scheduler, or how drafts are made.
 
-A step with drafts is like any other to the model: more rows. Here are the two moments that differ: `verify`, between the target's
-tokens and the batch, and `draft`, when the tokens have joined the batch.
+A step with drafts is like any other to the model: more rows. What differs is here: how tokens are chosen where the verification
+is a part of one's own (`sample`), and what is drafted when the tokens have joined the batch (`draft`).
 """
 
 from __future__ import annotations
@@ -61,16 +61,19 @@ class Speculation:
         self._rejection_sampler: RejectionSampler | None = None  # None: coupling, see sampling/rejection.py
         if "rejection_sampler" in components:
             self._rejection_sampler = components["rejection_sampler"]()
+            self._only_greedy = not components.require("rejection_sampler", "sampling", None)
 
     def set_kv_caches(self, kv_caches: list[torch.Tensor]) -> None:
         self.drafter.kv_caches = kv_caches
 
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata, sampler: Any, inputs: StepInputs) -> SamplerOutput:
         """The target's tokens for every row of logits, drafts or not."""
-        if self._rejection_sampler is None or not (inputs.ahead > 0).any():
+        couples = self._rejection_sampler is None or (self._only_greedy and len(metadata.sampled_rows) > 0)
+        if couples or not (inputs.ahead > 0).any():
             output: SamplerOutput = sampler(logits, metadata)
             return output
         own = sampler if isinstance(sampler, Sampler) else Sampler()  # a replaced one gives tokens only
+        assert self._rejection_sampler is not None
         return self._rejection_sampler(logits, metadata, own, inputs.draft_ids, inputs.ahead)
 
     @torch.inference_mode()
@@ -83,7 +86,8 @@ class Speculation:
         gained: np.ndarray,
         last: np.ndarray,
     ) -> dict[str, list[int]]:
-        """Drafts by request id, for requests inputs.rows[gained]; the newest token of each was sampled from logits row `last`."""
+        """Drafts by request id, for requests inputs.rows[gained]; the newest token of each was sampled from logits row
+        `last`."""
         start = time.perf_counter()
         progress = Progress(
             batch=batch,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from minivllm.core.step import EngineCoreRequest, FinishReason, SchedulerOutput
 from minivllm.sampling_params import SamplingParams
+from minivllm.spec_decode.config import SpeculativeConfig
 from tests.core.harness import AheadScheduler, Driver, check_all_free, make_engine, oracle
 
 MORE = settings(max_examples=max(250, settings().max_examples))
@@ -175,6 +176,23 @@ def test_drafts_right_or_wrong_never_change_an_answer(data: st.DataObject):
         "seed": data.draw(st.integers(0, 9)),
     }
     drive(config, load, lookahead=data.draw(st.integers(0, 4)), echo=drafts)
+
+
+@MORE
+@given(st.data())
+def test_a_drafters_layer_under_the_same_block_tables_is_always_what_its_request_says(data: st.DataObject):
+    """Hits, chunks, preemption, failed steps and rejected drafts included. Its slots hold the token *after* theirs: without the
+    rule that the last block of a hit is computed again, this fails."""
+    config = data.draw(engines())
+    num_drafts = data.draw(st.integers(1, min(3, config["max_num_batched_tokens"] - 1)))
+    config["speculative_config"] = SpeculativeConfig("eagle", num_drafts)
+    load = data.draw(loads(config["scheduling_policy"] == "priority"))
+    drafts = {
+        "num_speculative_tokens": num_drafts,
+        "draft_accuracy": data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
+        "has_drafter_layer": True,
+    }
+    drive(config, load, lookahead=num_drafts, echo=drafts)
 
 
 @MORE

@@ -1,4 +1,5 @@
-"""The real model in float32, with drafts: each token must be (nearly) transformers' argmax, and sampled ones those without drafts.
+"""The real model in float32, with drafts: each token must be (nearly) transformers' argmax, and sampled ones those without
+drafts.
 
 A few prompts in every run; 200 with HYPOTHESIS_PROFILE=fuzz.
 """
@@ -25,7 +26,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft_model": {"method": "draft_model", "model": "{draft}", "num_speculative_tokens": 3},
     "eagle": {"method": "eagle", "num_speculative_tokens": 3},
 }
-SETTINGS: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 120, "max_num_batched_tokens": 96, "max_num_seqs": 12}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "num_gpu_blocks_override": 120,
+    "max_num_batched_tokens": 96,
+    "max_num_seqs": 12,
+}
 
 
 def chats(count: int) -> list[list[dict[str, str]]]:
@@ -66,9 +72,7 @@ def sampled() -> list[SamplingParams]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_answers_with_drafts_are_the_models_own(
-    smollm2: Path, small_model: Path, plain: list[list[int]], method: str
-) -> None:
+def test_answers_with_drafts_are_the_models_own(smollm2: Path, small_model: Path, plain: list[list[int]], method: str) -> None:
     if method == "eagle" and not (SHIPPED / "model.safetensors").is_file():
         pytest.skip("the EAGLE head is not in this checkout")
     settings = {k: v.format(draft=small_model) if isinstance(v, str) else v for k, v in METHODS[method].items()}

@@ -34,24 +34,9 @@ def test_a_preempted_request_says_when_and_waits_again():
     assert [hit[2] for hit in lane.hits] == [tokens for s in trace.steps if (tokens := s.cached_tokens.get("b"))]
 
 
-def test_a_request_that_is_passed_over_is_idle():
-    """Budget 4: while a's long prompt takes all of it, b gets nothing though it runs."""
-    engine = recording_engine(max_num_batched_tokens=4, max_num_seqs=2)
-    engine.add_request(make_request("b", 2, max_tokens=4))
-    engine.step()
-    engine.scheduler.running.insert(0, engine.scheduler.running[0])  # an unfair scheduler: nothing for b in the next step
-    engine.scheduler.running.pop()
-    engine.add_request(make_request("a", 3, max_tokens=2))
-    record = run(engine)
-    assert DECODE in [kind for kind, _ in kinds(lanes(record)[0])]
-
-
-def test_gaps_of_a_running_request_are_idle_by_hand():
-    trace = Trace(steps=[], requests={"a": RequestRecord("a", 0.0)})
-    full = run(recording_engine(), make_request("a", 5, max_tokens=4))
-    trace.requests = full.requests
-    trace.steps = full.steps
-    trace.steps[2].tokens.clear()
+def test_a_running_request_without_tokens_in_a_step_is_idle():
+    trace = run(recording_engine(), make_request("a", 5, max_tokens=4))
+    trace.steps[2].tokens.clear()  # as if another's prompt had taken the whole budget
     (lane,) = lanes(trace)
     assert kinds(lane) == [(PREFILL, (0, 1)), (DECODE, (1, 2)), (IDLE, (2, 3)), (DECODE, (3, 4))]
 

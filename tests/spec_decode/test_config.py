@@ -71,7 +71,7 @@ def test_what_asks_for_nothing_is_taken() -> None:
 
 
 def test_more_drafts_than_a_step_has_tokens_are_refused_with_the_two_numbers() -> None:
-    with pytest.raises(ValueError, match="num_speculative_tokens=8 drafts .* max_num_batched_tokens=8"):
+    with pytest.raises(ValueError, match=r"num_speculative_tokens=8 drafts .* max_num_batched_tokens=8"):
         EngineConfig.from_kwargs(speculative_config={**NGRAM, "num_speculative_tokens": 8}, max_num_batched_tokens=8)
 
 
@@ -126,7 +126,7 @@ def test_an_llm_has_stats_if_it_speculates(tmp_path: Path) -> None:
 
 
 class Fixed:
-    proposes: Any = [1, 2]
+    proposes: Any = (1, 2)
 
     def __init__(self, prompt_lookup_max: int, prompt_lookup_min: int) -> None:
         pass

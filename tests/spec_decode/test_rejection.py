@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from minivllm.sampling.rejection import is_answer, rejection_sample, verify_greedy
+from minivllm.sampling.rejection import RejectionSampler, is_answer, rejection_sample, verify_greedy
 from minivllm.sampling.sampler import INVALID, Sampler, SamplingMetadata, choose, uniform
 
 DRAWS = 200_000
@@ -157,3 +157,44 @@ def test_a_draft_the_target_is_sure_of_is_always_accepted() -> None:
     nearly_one = torch.full((1, 2, 2), 1 - 2.0**-53, dtype=torch.float64)
     answers = rejection_sample(torch.zeros(1, 1, dtype=torch.int64), p.expand(1, 1, 2), p.expand(1, 2, 2), nearly_one)
     assert answers.tolist() == [[0, 0]]
+
+
+# ---------------------------------------------------------------- a batch, request by request
+
+
+def metadata(num_rows: int, temperature: float, **settings: torch.Tensor) -> SamplingMetadata:
+    rows = torch.arange(num_rows)
+    sampled = rows if temperature else rows[:0]
+    return SamplingMetadata(torch.full((num_rows,), temperature), rows // 2, rows % 2 + 3, sampled, **settings)
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_a_batch_verified_by_rejection_has_the_targets_distribution(filters: str) -> None:
+    num_requests, p = 6000, filtered(P, filters)
+    settings = {name: value.expand(2 * num_requests) for name, value in FILTERS[filters].items()}
+    draft_ids = np.tile([3, -2], num_requests)
+    ahead = np.tile([0, 1], num_requests)
+    logits = P.log().float().expand(2 * num_requests, V)
+    output = RejectionSampler()(logits, metadata(2 * num_requests, 1.0, **settings), Sampler(), draft_ids, ahead)
+    answers = output.token_ids.view(num_requests, 2)
+    assert chi_square_p_value(torch.bincount(answers[:, 0], minlength=V), p) > 1e-6
+    accepted = answers[:, 0] == 3
+    assert (answers[~accepted, 1] == INVALID).all()
+    assert chi_square_p_value(torch.bincount(answers[accepted, 1], minlength=V), p) > 1e-6
+
+
+def test_greedy_sampled_and_draftless_requests_share_a_batch() -> None:
+    best = torch.tensor([4, 2, 0, 1, 1, 3])
+    logits = torch.nn.functional.one_hot(best, V).float() * 50  # so sure that draws are argmaxes
+    draft_ids, ahead = np.array([4, -2, -2, 1, 2, -2]), np.array([0, 1, 0, 0, 1, 2])
+    settings = metadata(6, 0.0)
+    settings.sampled_rows = torch.tensor([3, 4, 5])
+    settings.temperature = torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    output = RejectionSampler()(logits, settings, Sampler(), draft_ids, ahead)
+    assert output.token_ids.tolist() == [4, 2, 0, 1, 1, INVALID]
+
+
+def test_a_row_of_nan_stays_invalid() -> None:
+    logits = torch.full((2, V), float("nan"))
+    output = RejectionSampler()(logits, metadata(2, 1.0), Sampler(), np.array([1, -2]), np.array([0, 1]))
+    assert output.token_ids.tolist() == [INVALID, INVALID]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from minivllm.core.step import FinishReason
+from minivllm.sampling.rejection import RejectionSampler
 from minivllm.sampling_params import SamplingParams
 from tests.spec_decode.harness import GREEDY, SHAPES, Answer, knowing_drafter, make_runner, many_prompts, run, save_model
 
@@ -21,7 +22,7 @@ SAMPLED: dict[str, dict[str, Any]] = {
     "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.5, "frequency_penalty": 1.0},
     "logit_bias": {"temperature": 1.0, "logit_bias": {5: 4.0, 17: 3.0, 40: -100.0}},
     "allowed_token_ids": {"temperature": 1.0, "allowed_token_ids": [3, 5, 8, 13, 21, 34]},
-    "min_tokens": {"temperature": 1.0, "min_tokens": 7, "stop_token_ids": list(range(0, 60))},
+    "min_tokens": {"temperature": 1.0, "min_tokens": 7, "stop_token_ids": list(range(60))},
     "stop tokens": {"temperature": 1.0, "stop_token_ids": list(range(0, 101, 7))},
     "logprobs": {"temperature": 0.9, "logprobs": 3},
     "few tokens": {"temperature": 1.0, "max_tokens": 3},
@@ -110,3 +111,41 @@ def test_prompt_logprobs_come_beside_drafts_of_others(model: Path) -> None:
     params = [SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=i % 2 or None) for i in range(8)]
     plain, drafted, _ = both(model, params, 0.8, **SHAPES["chunks"])
     assert drafted == plain
+
+
+# ---------------------------------------------------------------- verification by a part of one's own
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])
+def test_a_rejection_sampler_that_is_plugged_in_gives_the_same_greedy_tokens(model: Path, accuracy: float) -> None:
+    prompts = many_prompts()
+    plain = run(make_runner(model), prompts)
+    parts = {"drafter": knowing_drafter(sequences_of(prompts, plain), accuracy), "rejection_sampler": RejectionSampler}
+    assert run(make_runner(model, parts, speculative_config=NGRAM), prompts, components=parts) == plain
+
+
+def test_a_rejection_sampler_that_is_plugged_in_serves_every_setting(model: Path) -> None:
+    names, prompts = list(SAMPLED), many_prompts()
+    params = [
+        SamplingParams(seed=i, ignore_eos=True, **{"max_tokens": 10, **SAMPLED[names[i % len(names)]]})
+        for i in range(len(prompts))
+    ]
+    plain = run(make_runner(model), prompts, params)
+    parts = {"drafter": knowing_drafter(sequences_of(prompts, plain), 0.7), "rejection_sampler": RejectionSampler}
+    drafted = run(make_runner(model, parts, speculative_config=NGRAM), prompts, params, parts)
+    for answer, p in zip(drafted, params, strict=True):
+        assert len(answer.token_ids) >= min(p.min_tokens, 10)
+        assert answer.finish_reason is not None
+        assert not p.allowed_token_ids or set(answer.token_ids) <= set(p.allowed_token_ids)
+        assert p.logprobs is None or len(answer.logprobs) == len(answer.token_ids)
+
+
+def test_a_part_that_verifies_greedy_requests_only_leaves_the_others_to_the_engine(model: Path) -> None:
+    class OnlyGreedy(RejectionSampler):
+        capabilities = frozenset({"greedy"})
+
+    prompts = many_prompts()
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=10, ignore_eos=True) for i in range(len(prompts))]
+    plain = run(make_runner(model), prompts, params)
+    parts = {"drafter": knowing_drafter(sequences_of(prompts, plain), 0.7), "rejection_sampler": OnlyGreedy}
+    assert run(make_runner(model, parts, speculative_config=NGRAM), prompts, params, parts) == plain
