@@ -57,7 +57,7 @@ def decode_step(llm: Any, batch_size: int, input_len: int, output_len: int) -> d
     from minivllm import SamplingParams
 
     runner, watch = llm.llm_engine.executor, Stopwatch()
-    prompts = [[(17 * i + j) % 1000 + 100 for j in range(input_len)] for i in range(batch_size)]
+    prompts = [[(17 * i + j) % runner.vocab_size for j in range(input_len)] for i in range(batch_size)]
     model, sampler = runner.model, runner.sampler
     runner.model, runner.sampler = _TimedModel(model, watch), watch.timed("sampler", sampler)
     try:

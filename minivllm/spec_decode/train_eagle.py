@@ -419,7 +419,9 @@ class Run:
         head.load_state_dict(torch.load(self.work / "checkpoint.pt", weights_only=True)["head"])
         head.save(folder, target=self.args.model, steps=self.progress.steps, seed=self.args.seed)
         measured = measure(self.args.model, folder)
-        (folder / "README.md").write_text(card(self.args, self.progress, measured, len(ids)), encoding="utf-8")
+        num_answers = len(list(self.work.glob("shard_*.safetensors"))) * SHARD_PROMPTS
+        text = card(self.args, self.progress, measured, len(ids), num_answers)
+        (folder / "README.md").write_text(text, encoding="utf-8")
         (folder / "curve.json").write_text(json.dumps(self.progress.curve, indent=1) + "\n", encoding="utf-8")
         draw_curves(self.progress.curve, folder / "curves.png")
         return folder
@@ -429,7 +431,7 @@ def measure(model: str, head: Path) -> dict[str, Any]:
     """What the head is worth in the engine: held-out chat prompts, greedy and at temperature 0.8, k = PASSES."""
     found: dict[str, Any] = {}
     settings = {"method": "eagle", "model": str(head), "num_speculative_tokens": PASSES}
-    with LLM(model, speculative_config=settings, max_num_seqs=16, max_model_len=1024) as llm:
+    with LLM(model, dtype="bfloat16", speculative_config=settings, max_num_seqs=16, max_model_len=1024) as llm:
         chats = [[{"role": "user", "content": prompt}] for prompt in held_out_prompts(NUM_HELD_OUT)]
         for name, temperature in (("greedy", 0.0), ("temperature 0.8", 0.8)):
             stats = llm.spec_decode_stats
@@ -444,7 +446,7 @@ def measure(model: str, head: Path) -> dict[str, Any]:
     return found
 
 
-def card(args: argparse.Namespace, progress: Progress, measured: dict[str, Any], vocab: int) -> str:
+def card(args: argparse.Namespace, progress: Progress, measured: dict[str, Any], vocab: int, num_answers: int) -> str:
     """The head's card, in Markdown."""
     rows = ""
     for name, found in measured.items():
@@ -460,12 +462,12 @@ Drafts are verified: the head changes the speed of the answers, never their dist
 - **Input**: the target's hidden state after its final norm, and the embedding of the next token. **Output**: a prediction of
   the next hidden state; drafts come from {vocab} rows of the target's own embedding, those of the most frequent tokens of the
   training data ({progress.coverage:.1%} of its answers' tokens). The embedding is not in this file.
-- **Data**: answers of the target itself to prompts from `minivllm/spec_decode/prompts.py` (seed {args.seed}), two thirds greedy
-  and one third at temperature 0.8, at most {MAX_TOKENS} tokens each. No other text.
+- **Data**: {num_answers:,} answers of the target itself to prompts from `minivllm/spec_decode/prompts.py` (seed
+  {args.seed}), two thirds greedy and one third at temperature 0.8, at most {MAX_TOKENS} tokens each. No other text.
 - **Training**: {progress.steps} steps, {progress.tokens:,} predicted positions, {progress.train_s / 60:.0f} CPU minutes, after
   {progress.data_s / 60:.0f} CPU minutes for the data; AdamW, learning rate {LEARNING_RATE} on half a cosine, unrolled 1, 2,
   then {PASSES} passes.
-- **Reproduce**: `python -m minivllm.spec_decode.train_eagle --model {args.model} --cpu-minutes {args.cpu_minutes:g}`
+- **Again**: `python -m minivllm.spec_decode.train_eagle --model {args.model}` (its default budget is 90 CPU minutes)
 - **Licence**: Apache-2.0, as the target's weights and this project.
 
 Measured in the engine, bfloat16, on {NUM_HELD_OUT} held-out chat prompts (neither their templates nor their subjects were
