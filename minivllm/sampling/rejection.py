@@ -38,7 +38,8 @@ def is_answer(token_ids: np.ndarray, draft_ids: np.ndarray, ahead: np.ndarray) -
     wrong = token_ids != draft_ids
     wrong_before = wrong.cumsum() - wrong
     own_start = np.arange(len(ahead)) - ahead
-    return wrong_before == wrong_before[own_start]
+    is_behind_right_ones: np.ndarray = wrong_before == wrong_before[own_start]
+    return is_behind_right_ones
 
 
 def verify_greedy(draft_ids: torch.Tensor, target_logits: torch.Tensor) -> torch.Tensor:

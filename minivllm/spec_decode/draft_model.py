@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from minivllm.attention.interface import AttentionBackend
+from minivllm.attention.interface import AttentionBackend, AttentionMetadata
 from minivllm.models.registry import ModelConfig
 from minivllm.models.weights import load_model
 from minivllm.spec_decode.config import SpeculativeConfig
@@ -61,16 +61,16 @@ class DraftModel:
 
     def propose(self, progress: Progress) -> list[list[int]]:
         batch, drafts = progress.batch, []
-        rows, is_gained = self._catch_up_order(progress)
-        starts, ends = self._missing(progress, rows)
+        rows, starts, ends, gained = self._missing(progress)
         positions, meta = flat_batch(batch, rows, starts, ends - starts, self.device)
         ids = put_ids(batch.token_ids[rows.repeat(ends - starts), positions], self.device)
         hidden = self._forward(ids, positions, meta)
         batch.num_drafter_tokens[rows] = ends
+        is_gained = gained >= 0
         rows = rows[is_gained]
         if not len(rows):
             return []
-        hidden = hidden[torch.from_numpy((ends - starts).cumsum()[is_gained] - 1).to(self.device)]
+        hidden = hidden[put_ids((ends - starts).cumsum()[is_gained] - 1, self.device)]
         for ahead in range(1, self.k + 1):
             ids = self.model.logits(hidden).argmax(dim=-1)
             drafts.append(ids)
@@ -79,29 +79,28 @@ class DraftModel:
                 positions, meta = flat_batch(batch, rows, at, np.ones_like(at), self.device)
                 hidden = self._forward(ids, positions, meta)
         batch.num_drafter_tokens[rows] += self.k - 1
-        of_row = dict(zip(rows.tolist(), torch.stack(drafts, dim=1).tolist(), strict=True))
-        return [of_row[row] for row in progress.gained_rows.tolist()]
-
-    def _catch_up_order(self, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
-        """The step's rows, short catch-ups first as attention wants them, and which of them gained a token."""
-        is_gained = np.zeros(len(progress.rows), dtype=bool)
-        is_gained[progress.gained] = True
-        starts, ends = self._missing(progress, progress.rows)
-        order = np.argsort(ends - starts, kind="stable")
-        return progress.rows[order], is_gained[order]
+        chains: list[list[int]] = torch.stack(drafts, dim=1).tolist()
+        return [chains[i] for i in gained[is_gained].argsort()]
 
     @staticmethod
-    def _missing(progress: Progress, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which tokens of each row pass 1 computes: from the first that is not held (the newest known one in any case, whose
-        place may hold a draft) to the last that is known, or to the end of a prompt's chunk."""
-        batch = progress.batch
-        gained = np.isin(rows, progress.gained_rows)
-        scheduled = dict(zip(progress.rows.tolist(), np.diff(progress.token_starts).tolist(), strict=True))
-        computed = batch.num_computed_tokens[rows] + np.array([scheduled[row] for row in rows.tolist()])
-        ends = np.where(gained, batch.num_tokens[rows], np.minimum(computed, batch.num_tokens[rows]))
-        return np.minimum(batch.num_drafter_tokens[rows], ends - 1), ends
+    def _missing(progress: Progress) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What pass 1 computes: batch rows, their tokens from `starts` to before `ends`, and each one's place in
+        progress.gained, or -1. Rows with few tokens come first, as attention wants them.
 
-    def _forward(self, ids: torch.Tensor, positions: np.ndarray, meta: object) -> torch.Tensor:
+        It begins with the first token that is not held (the newest in any case: a wrong draft may be in its place), and ends
+        with the last that is known, or with its chunk of a prompt.
+        """
+        batch, rows = progress.batch, progress.rows
+        gained = np.full(len(rows), -1)
+        gained[progress.gained] = np.arange(len(progress.gained))
+        computed = batch.num_computed_tokens[rows] + np.diff(progress.token_starts)
+        known = batch.num_tokens[rows]
+        ends = np.where(gained >= 0, known, np.minimum(computed, known))
+        starts = np.minimum(batch.num_drafter_tokens[rows], ends - 1)
+        order = np.argsort(ends - starts, kind="stable")
+        return rows[order], starts[order], ends[order], gained[order]
+
+    def _forward(self, ids: torch.Tensor, positions: np.ndarray, meta: AttentionMetadata) -> torch.Tensor:
         hidden = self.model(ids, torch.from_numpy(positions).to(self.device), self.kv_caches, meta)
         assert isinstance(hidden, torch.Tensor)
         return hidden

@@ -244,6 +244,8 @@ class ModelRunner:
         self.batch.update(SchedulerOutput(0, finished_req_ids=[_WARM_UP_ID]))
         for cache in self.kv_caches:
             cache[:, : len(blocks) + 1] = 0
+        if self.speculation is not None:
+            self.speculation.stats.reset()
         if self.graphs is not None:
             fix = "Lower gpu_memory_utilization or max_num_seqs, or set enforce_eager=True."
             with needs_memory(self.device, "The recording of CUDA graphs", fix):

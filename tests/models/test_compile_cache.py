@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from minivllm import cli
 from minivllm.attention import get_backend
 from minivllm.models import compile_cache, compiled
 from minivllm.models.compile_cache import compile_model, load_compiled
@@ -139,3 +140,21 @@ def test_of_two_at_once_one_compiles_and_the_other_waits_for_it(
     thread.join()
     assert len(made) == 1
     assert json.loads((target / "key.json").read_text())["dtype"] == "torch.float32"
+
+
+def test_int4_is_kept_beside_the_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.models.int4.quantize_decoder", lambda decoder, keep_unpacked: None)
+    plain = compile_model(folder, torch.float32)
+    assert load_compiled(folder, torch.float32, BACKEND, "int4") is None
+    quantized = compile_model(folder, torch.float32, quantization="int4")
+    os.utime(folder / "model.safetensors", ns=(0, 0))
+    compile_model(folder, torch.float32)
+    assert quantized.exists()
+    assert not plain.exists()
+
+
+def test_the_command_says_what_it_does_and_ends_with_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compile", str(folder), "--dtype", "float32"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == str(compile_model(folder, torch.float32))
+    assert "loading the weights ..." in err
