@@ -123,16 +123,18 @@ class Stopwatch:
 
 
 class _TimedModel:
-    """A decoder whose two calls are timed, and which remembers the shape of the last step."""
+    """A decoder whose two calls are timed, and which remembers the shape of the last decode step of the most requests."""
 
     def __init__(self, model: Any, watch: Stopwatch) -> None:
         self._model, self._watch = model, watch
+        self.last_step: tuple[int, Any] = (0, None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def __call__(self, input_ids: Any, positions: Any, kv_caches: Any, meta: Any) -> Any:
-        self.last_step = len(input_ids), meta
+        if meta.num_decodes == meta.num_tokens >= self.last_step[0]:
+            self.last_step = meta.num_tokens, meta
         return self._watch.measure("layers", self._model, input_ids, positions, kv_caches, meta)
 
     def logits(self, hidden: Any) -> Any:

@@ -84,10 +84,10 @@ class Scheduler:
             n = self.num_new_tokens(request, self.budget_left(step))
             if n > 0 and not self.advance(step, request, n):  # n == 0: its token is in flight, and the next one's may not be
                 break
-        while (request := self.next_in_line()) is not None:
-            hits, num_cached_tokens = self.kv_cache_manager.get_computed_blocks(request)
-            n = self.num_new_tokens(request, self.budget_left(step), num_cached_tokens)
-            if n == 0 or not self.admit(step, request, n, hits, num_cached_tokens):
+        while (head := self.next_in_line()) is not None:
+            hits, num_cached_tokens = self.kv_cache_manager.get_computed_blocks(head)
+            n = self.num_new_tokens(head, self.budget_left(step), num_cached_tokens)
+            if n == 0 or not self.admit(step, head, n, hits, num_cached_tokens):
                 break
         return self.close_step(step)
 

@@ -448,7 +448,7 @@ def _answer_errors(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return error_response(_describe_shape(error))
 
-    for kind in (ApiError, EngineDeadError, RequestAbortedError, ValueError):
+    for kind in (ApiError, EngineDeadError, RequestAbortedError, ValueError, Exception):  # the last is a fault, and logged
         app.add_exception_handler(kind, any_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, shape_error)

@@ -179,6 +179,14 @@ class AsyncLLM:
     async def start(self) -> AsyncLLM:
         """Start the engine core and wait until it is ready; its progress is logged. Raises ValueError, OSError or
         EngineDeadError for what it fails with."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.shutdown()  # a core that is up already is not left behind
+            raise
+        return self
+
+    async def _start(self) -> None:
         config = self.config
         echo = echo_model.is_echo(config.model)
         if echo:
@@ -203,7 +211,6 @@ class AsyncLLM:
         )
         self._output_processor = OutputProcessor(self.tokenizer, parts)
         self._output_task = asyncio.create_task(self._take_reports())
-        return self
 
     async def __aenter__(self) -> AsyncLLM:
         return await self.start()

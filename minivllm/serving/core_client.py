@@ -30,6 +30,7 @@ from minivllm.serving import wire
 logger = logging.getLogger("minivllm")
 
 SILENCE_SECONDS = 30.0  # without a heartbeat, which comes every second: suspended, or something holds the interpreter
+STUCK_SECONDS = 300.0  # in one step: the process lives, but a kernel or a replaced part does not come back
 GRACE_SECONDS = 5.0  # from being asked to end to being killed
 
 
@@ -138,6 +139,8 @@ class CoreClient:
         silence = time.monotonic() - self.last_sign_of_life
         if silence > SILENCE_SECONDS:
             return f"The engine core (process {self.pid}) has given no sign of life for {silence:.0f} s."
+        if self.step_seconds > STUCK_SECONDS:
+            return f"The engine core (process {self.pid}) has been in one step for {self.step_seconds:.0f} s."
         return None
 
     async def close(self) -> None:

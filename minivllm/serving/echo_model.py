@@ -24,6 +24,7 @@ _SPECIAL = ("<|bos|>", "<|end|>")
 _PRINTABLE = 95  # ASCII from the space to "~": the tokens that the model says
 _OF_WEIGHTS = (
     "tokenizer", "dtype", "load_format", "device", "attention_backend", "kv_cache_memory_bytes", "gpu_memory_utilization",
+    "speculative_config", "enforce_eager", "torch_compile",
 )  # fmt: skip
 _TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"

@@ -85,7 +85,9 @@ async def _serve(settings: LaunchSettings, listener: socket.socket) -> int:
             await starting
             metrics.describe(llm.config, llm.num_blocks)
             server = _Server(_uvicorn_config(create_app(llm, settings.server, metrics), settings))
-            llm.on_death = lambda error: asyncio.get_running_loop().call_later(RED_SECONDS, server.die) and None
+            llm.on_death = server.die_soon
+            if llm.dead is not None:  # in this very moment
+                raise llm.dead
             logger.info("%s", _greeting(names[0], listener, bool(settings.server.api_keys)))
             await server.serve(sockets=[listener])
             return 1 if llm.dead is not None else 0
@@ -126,7 +128,11 @@ class _Server(uvicorn.Server):
             logger.info("Stopping: no new connections; open answers are finished (a second signal stops at once).")
             self.should_exit = True
 
-    def die(self) -> None:
+    def die_soon(self, error: EngineDeadError) -> None:
+        """Red for a while, then gone."""
+        asyncio.get_running_loop().call_later(RED_SECONDS, self._die)
+
+    def _die(self) -> None:
         self.should_exit = self.force_exit = True
 
 

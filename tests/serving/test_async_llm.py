@@ -263,6 +263,18 @@ def test_a_silent_core_is_unwell_and_well_again_when_it_speaks(monkeypatch: pyte
     run(test())
 
 
+def test_a_core_stuck_in_a_step_is_unwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with started("echo:2500") as llm:
+            monkeypatch.setattr("minivllm.serving.core_client.STUCK_SECONDS", 0.5)
+            async with llm.stream("x", GREEDY):
+                while llm.what_is_wrong() is None:
+                    await asyncio.sleep(0.05)
+                assert "in one step for" in (llm.what_is_wrong() or "")
+
+    run(test())
+
+
 def test_after_shutdown_nothing_is_left_and_nothing_is_taken() -> None:
     async def test() -> None:
         llm = await AsyncLLM("echo:20").start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,28 @@ def test_prompt_logprobs_come_beside_drafts_of_others(model: Path) -> None:
     params = [SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=i % 2 or None) for i in range(8)]
     plain, drafted, _ = both(model, params, 0.8, **SHAPES["chunks"])
     assert drafted == plain
+
+
+def test_200_prompts_with_ngram_drafts_answer_as_without(model: Path) -> None:
+    """Case 26: greedy, with min_tokens and stop tokens inside draft windows, short prompts of few tokens that repeat."""
+    rng = random.Random(26)
+    prompts = [[rng.randrange(rng.choice([3, 101])) for _ in range(rng.randint(1, 24))] for _ in range(200)]
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=rng.randint(1, 16),
+            min_tokens=0 if i % 3 else 1,
+            stop_token_ids=rng.sample(range(101), 8) if i % 2 else [],
+            ignore_eos=True,
+        )
+        for i in range(200)
+    ]
+    plain = run(make_runner(model), prompts, params)
+    runner = make_runner(model, speculative_config={**NGRAM, "prompt_lookup_min": 1})
+    assert run(runner, prompts, params) == plain
+    assert runner.speculation is not None
+    assert 1 < runner.speculation.stats.tokens_per_step < 4
+    assert {answer.finish_reason for answer in plain} == {FinishReason.STOP, FinishReason.LENGTH}
 
 
 # ---------------------------------------------------------------- verification by a part of one's own

@@ -57,6 +57,7 @@ def test_each_pass_computes_what_a_chain_of_drafts_would(target: Decoder, head: 
     """Pass j at position s is the (j + 1)-th step of a chain that started at s - j with the target's features before it."""
     samples = [sample(target, 9, 3, seed=1), sample(target, 7, 2, seed=2)]
     batch = make_batch(samples)
+    batch.features = batch.features.float()
     by_pass = list(unroll(head, target.embed_tokens, batch))
     for b, s in enumerate(samples):
         ids, true = s.token_ids.long(), s.features.float()
@@ -83,7 +84,7 @@ def test_a_batch_predicts_answers_only_and_pads_with_nothing_that_counts(target:
 
 def test_a_few_steps_lower_the_loss(target: Decoder, head: EagleHead) -> None:
     batch = make_batch([sample(target, 14, 4, seed=s) for s in range(4)])
-    rows = draft_rows(head, target.logits, torch.bfloat16, torch.device("cpu"))
+    rows = draft_rows(head, target.logits, torch.float32, torch.device("cpu"))
     parameters = [tensor.requires_grad_() for tensor in head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=3e-3)
     found = []

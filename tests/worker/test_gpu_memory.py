@@ -52,7 +52,7 @@ def test_the_largest_step_fills_the_budget_with_sequences_as_long_as_they_may_be
     assert step.seq_lens.tolist() == [40, 40, 20]
     assert len(step.input_ids) == 100 and step.num_decodes == 0
     assert set(step.block_tables.flatten()) == {1} and step.block_tables.shape == (3, 3)
-    assert 16 <= step.slot_mapping.min() and step.slot_mapping.max() < 32  # block 1
+    assert step.slot_mapping.min() >= 16 and step.slot_mapping.max() < 32  # block 1
 
 
 def test_the_costliest_sampling_uses_every_filter() -> None:
