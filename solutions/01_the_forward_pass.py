@@ -33,7 +33,7 @@ import inspect
 import torch
 import torch.nn.functional as F
 
-from checks import hint, need, predict, quiz, recall, skip, solution, start
+from checks import hint, need, predict, progress, quiz, recall, reset, skip, solution, start, use
 from checks import journey, new_figure, save_result, show, show_diff
 from minivllm.models.layers import rms_norm
 from minivllm.models.rope import rotary_table

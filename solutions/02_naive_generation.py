@@ -36,7 +36,7 @@ import time
 
 import torch
 
-from checks import components, need, predict, quiz, recall, start, whose
+from checks import components, hint, need, predict, progress, quiz, recall, reset, skip, solution, start, use, whose
 from checks import journey, live, new_figure, save_result, show, show_diff
 
 lab = start("02")
@@ -302,7 +302,7 @@ for text in ("The capital of France is", "My favourite season is"):
 #
 # What you wrote is a part of an engine. `components()` collects your passed exercises (they were saved as
 # `my_engine/sampling/logits.py`, a mirror of minivllm's own file), and `LLM(components=...)` uses them in place of its own.
-# Everything you have not written yet is minivllm's.
+# Everything you have not written yet is minivllm's. (The first engine on a machine compiles its attention kernel: up to a minute, once.)
 
 # %% id="plug-in-run"
 from minivllm import LLM, SamplingParams

@@ -37,16 +37,22 @@ import torch
 
 from checks import (
     components,
+    hint,
     journey,
     need,
     new_figure,
     predict,
+    progress,
     quiz,
     recall,
+    reset,
     save_result,
     show,
     show_diff,
+    skip,
+    solution,
     start,
+    use,
 )
 from minivllm import LLM, SamplingParams
 from minivllm.attention.contiguous import ContiguousKVCache, forward_with_cache
@@ -721,7 +727,7 @@ if slower < 3:
 
 
 # %% [markdown] id="experiment-block-size-reading"
-# The waste is half a block per request: it doubles with the size, and is a few percent at 16. Reading single tokens is slowest, and
+# The waste is half a block per request: it doubles with the size, and is about 2 % at 16. Reading single tokens is slowest, and
 # from some size on larger pieces win nothing. Sharing, in Lab 07, will also want small blocks. So engines use 16 or 32.
 
 # %% [markdown] id="experiment-speed-text"

@@ -40,16 +40,22 @@ import torch
 import minivllm.core.scheduler
 from checks import (
     components,
+    hint,
     journey,
     need,
     new_figure,
     predict,
+    progress,
     quiz,
     recall,
+    reset,
     save_result,
     show,
     show_diff,
+    skip,
+    solution,
     start,
+    use,
 )
 from minivllm import EngineConfig, LLM, SamplingParams
 from minivllm.attention.contiguous import ContiguousKVCache, forward_batch_with_cache

@@ -44,15 +44,21 @@ import minivllm.core.scheduler
 from checks import (
     answer_text,
     components,
+    hint,
     journey,
     need,
     new_figure,
     predict,
+    progress,
     quiz,
     recall,
+    reset,
     save_result,
     show,
+    skip,
+    solution,
     start,
+    use,
 )
 from minivllm import EngineConfig, LLM, SamplingParams
 from minivllm.bench import metrics
@@ -556,8 +562,8 @@ axes = plot_budget(traces["128"])
 show(axes.figure, alt=alt_text(plot_budget, traces["128"]))
 
 # %% [markdown] id="experiment-reading"
-# **Where it does not help.** The dotted line is a step with decodes alone. The worst ITL comes down to it and stays there, for
-# no step is cheaper than reading the weights; below some budget only TTFT changes, and for the worse. If nobody is reading
+# **Where it does not help.** The dotted line is a step with decodes alone. The worst ITL comes down towards it and never below,
+# for no step is cheaper than reading the weights; from some budget on only TTFT changes, and for the worse. If nobody is reading
 # along (a batch job over night), there is no pause to protect: take a large budget, and each weight that is read serves more
 # tokens. vLLM's default is in the thousands on a GPU, where a step stays cheap up to some hundreds of tokens (the ridge of Lab
 # 00); minivllm's is 1,024 on a CPU.

@@ -34,15 +34,21 @@ import time
 
 from checks import (
     components,
+    hint,
     journey,
     new_figure,
     predict,
+    progress,
     quiz,
     recall,
+    reset,
     save_result,
     show,
     show_diff,
+    skip,
+    solution,
     start,
+    use,
 )
 from minivllm import LLM, Components, EngineConfig, SamplingParams
 from minivllm.bench import metrics

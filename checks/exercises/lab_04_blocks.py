@@ -340,6 +340,8 @@ def _count_reason(step: list[Any], size: int, table: list[int], returned: list[i
         return " Return the new blocks only: the worker adds them to the table it has."
     if len(returned) == -(-(computed + n) // size) and table:
         return f" {owner} has {_count(len(table))} already; only what is missing is new."
+    if computed and len(returned) == max(0, -(-n // size) - len(table)):
+        return f" Did you count the {count(computed, 'token')} it has already, beside the {n} of this step?"
     if len(returned) == (computed + n) // size + 1 - len(table) and (computed + n) % size == 0:
         return f" {computed + n} tokens fill whole blocks: the next block comes with the next token."
     if len(returned) == max(0, (computed + n) // size - len(table)):
@@ -360,7 +362,7 @@ def _judge_tables(tables: dict[str, list[int]], answer: dict[str, Any]) -> Verdi
         if not isinstance(there, list):
             told += " It is a list of blocks."
         elif owner not in found and owner in tables:
-            told += f" req_to_blocks has no entry {owner!r}. Its keys are request ids (request.request_id)."
+            told += f" req_to_blocks has no entry {owner!r}. Its keys are request ids (request.request_id). Was the list stored there?"
         elif wanted[-len(there) :] == there:
             told += " The new blocks join those it has, behind them."
         elif len(there) > len(wanted):

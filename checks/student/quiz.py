@@ -154,7 +154,7 @@ def _mark_number(asked: Question, answer: Any) -> tuple[bool, str]:
     for expression, why in asked.slips:
         if _close(given, _value(expression, numbers)):
             return False, why
-    return False, f"{given:g} is not it. Do the same with small numbers first, on paper."
+    return False, f"{given:g} is not it; within half a percent would be. Do the same with small numbers first, on paper."
 
 
 def _value(expression: str, numbers: dict[str, int]) -> float:

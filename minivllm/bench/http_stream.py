@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +21,7 @@ class HttpError(Exception):
         self.status = status
 
 
-async def post_events(url: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> AsyncIterator[Any]:
+async def post_events(url: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> AsyncGenerator[Any, None]:
     """The JSON of each "data:" event, up to [DONE]. Raises HttpError for any status but 200, and for an answer cut off."""
     is_done = False
     async with contextlib.aclosing(_lines(url, json.dumps(body).encode(), headers or {})) as lines:
@@ -34,7 +34,7 @@ async def post_events(url: str, body: Mapping[str, Any], headers: Mapping[str, s
         raise HttpError("The answer was cut off before [DONE].")
 
 
-async def _lines(url: str, data: bytes, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+async def _lines(url: str, data: bytes, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is no http:// or https:// address.")

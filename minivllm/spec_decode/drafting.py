@@ -51,7 +51,8 @@ class Progress:
 
     @property
     def gained_rows(self) -> np.ndarray:
-        return self.rows[self.gained]
+        rows: np.ndarray = self.rows[self.gained]
+        return rows
 
 
 class ModelDrafter(Protocol):
@@ -105,7 +106,8 @@ def next_positions(batch: Batch, rows: np.ndarray, ahead: int) -> np.ndarray:
     """Position `ahead` places after each row's newest token, where a draft goes. Near max_model_len the last position stands
     for those behind it: it is sampled, never computed, so its slot is free for what nobody will read."""
     last: int = batch.token_ids.shape[1] - 1
-    return np.minimum(batch.num_tokens[rows] - 1 + ahead, last)
+    positions: np.ndarray = np.minimum(batch.num_tokens[rows] - 1 + ahead, last)
+    return positions
 
 
 def put_ids(token_ids: np.ndarray, device: torch.device) -> torch.Tensor:

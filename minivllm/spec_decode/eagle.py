@@ -169,6 +169,7 @@ class EagleDrafter:
 
     def propose(self, progress: Progress) -> list[list[int]]:
         batch, drafts = progress.batch, []
+        assert progress.meta is not None, "needs_hidden"
         owner = progress.rows.repeat(np.diff(progress.token_starts))
         next_ids = put_ids(batch.token_ids[owner, progress.positions + 1], self.device)
         predicted = self._forward(next_ids, progress.hidden, progress.positions, progress.meta)

@@ -99,13 +99,14 @@ def test_every_setting_of_the_engine_is_a_flag_with_vllm_s_spelling() -> None:
         "device": "cpu", "attention_backend": "naive", "max_model_len": 64, "block_size": 8, "enable_prefix_caching": False,
         "kv_cache_memory_bytes": 1 << 20, "gpu_memory_utilization": 0.5, "num_gpu_blocks_override": 9,
         "max_num_batched_tokens": 128, "max_num_seqs": 3, "enable_chunked_prefill": True, "long_prefill_token_threshold": 4,
-        "scheduling_policy": "priority", "prefix_cache": "radix",
+        "scheduling_policy": "priority", "prefix_cache": "radix", "enforce_eager": True, "torch_compile": True,
+        "quantization": "int4", "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
     }  # fmt: skip
     assert set(samples) == {field.name for field in dataclasses.fields(EngineConfig)} - {"trace"}  # generate --trace FILE
     argv = ["generate", "x"]
     for name, value in samples.items():
         flag = "--" + ("" if value is not False else "no-") + name.replace("_", "-")
-        argv += [flag] if isinstance(value, bool) else [flag, str(value)]
+        argv += [flag] if isinstance(value, bool) else [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
     assert cli._engine_flags(cli._parser().parse_args(argv)) == samples
     assert cli._engine_flags(cli._parser().parse_args(["generate", "x"])) == {}
 

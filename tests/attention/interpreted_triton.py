@@ -6,7 +6,6 @@ Not collected by name: `test_triton.py` runs this file in a process where TRITON
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,7 @@ from hypothesis import strategies as st
 
 from minivllm.attention import reference
 from minivllm.attention import triton_kernels as kernels
-from minivllm.sampling_params import SamplingParams
-from minivllm.worker.graphs import GraphRunner
 from tests.attention.test_backends import make_batch
-from tests.worker.test_model_runner import complete, make_runner, prompts
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 FP16, FP32 = torch.float16, torch.float32
@@ -176,19 +172,3 @@ def test_any_batch_equals_the_reference(data: st.DataObject) -> None:
         block_size=data.draw(st.sampled_from([16, 32])),
         seed=data.draw(st.integers(0, 1000)),
     )
-
-
-# ---------------------------------------------------------------- in the engine
-
-
-@pytest.mark.parametrize("components", [{}, {"graph_runner": GraphRunner}], ids=["eager", "graphed"])
-def test_requests_get_the_tokens_of_the_reference(tmp_path: Path, components: dict[str, Any]) -> None:
-    """Through the registered operators: prompts, chunks and decodes in one batch, and decode steps replayed."""
-    settings = {"block_size": 16, "max_num_seqs": 2, "max_num_batched_tokens": 16}
-    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    token_ids = prompts(20, 5)
-    expected, _ = complete(make_runner(tmp_path, **settings), token_ids, params)
-    runner = make_runner(tmp_path, components=components, attention_backend="triton", **settings)
-    runner.warm_up()
-    assert (runner.graphs is not None) == bool(components)
-    assert complete(runner, token_ids, params)[0] == expected
