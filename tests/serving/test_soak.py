@@ -8,7 +8,7 @@ import os
 from tests.serving.harness import metric, serving
 from tests.serving.soak import ALLOWED_GROWTH, soak
 
-SECONDS = float(os.environ.get("MINIVLLM_SOAK_SECONDS", "12"))
+SECONDS = float(os.environ.get("MINIVLLM_SOAK_SECONDS", "10"))
 
 
 def test_every_token_of_64_streams_is_its_own_and_nothing_stays_behind() -> None:
