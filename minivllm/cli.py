@@ -469,6 +469,8 @@ _BENCHES = {
 
 def _bench(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="minivllm bench", description="Measure. `minivllm bench NAME --help` says more.")
-    parser.add_argument("name", choices=sorted(_BENCHES), help="an engine, several of them, a server under load, speculation, or a GPU")
+    parser.add_argument(
+        "name", choices=sorted(_BENCHES), help="an engine, several of them, a server under load, speculation, or a GPU"
+    )
     name = parser.parse_args(argv[:1]).name
     return int(importlib.import_module(_BENCHES[name]).main(argv[1:]))

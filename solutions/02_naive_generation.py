@@ -36,7 +36,21 @@ import time
 
 import torch
 
-from checks import components, hint, need, predict, progress, quiz, recall, reset, skip, solution, start, use, whose
+from checks import (
+    components,
+    hint,
+    need,
+    predict,
+    progress,
+    quiz,
+    recall,
+    reset,
+    skip,
+    solution,
+    start,
+    use,
+    whose,
+)
 from checks import journey, live, new_figure, save_result, show, show_diff
 
 lab = start("02")

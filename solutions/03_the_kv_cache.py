@@ -134,7 +134,9 @@ tokens = torch.tensor(tokenizer.encode("The cat sat on the mat"))
 short, longer = naive_model(tokens[:5]), naive_model(tokens[:6])
 for t in range(5):
     difference = (short[t] - longer[t]).abs().max() / short[t].abs().max()
-    print(f"after token {t}: {'unchanged (up to rounding)' if difference < 5e-2 else 'changed'} by the sixth token")
+    print(
+        f"after token {t}: {'unchanged (up to rounding)' if difference < 5e-2 else 'changed'} by the sixth token"
+    )
 
 # %% [markdown] id="example-by-hand"
 # Now a cache with room for 8 tokens, for one layer, filled by a prompt of 3 tokens and two decode steps:
@@ -573,7 +575,9 @@ axes.set(xlabel="column of the batch", ylabel="request", yticks=range(8))
 axes.grid(False)
 axes.set_title(f"{1 - useful / grid.numel():.0%} of the positions are nobody's", loc="left")
 figure.legend(
-    handles=[Patch(color=c, label=n) for c, n in zip(colours, ("padding or idle", "prompt", "output"))],
+    handles=[
+        Patch(color=c, label=n) for c, n in zip(colours, ("padding or idle", "prompt", "output"))
+    ],
     loc="outside lower center",
     ncols=3,
     frameon=False,

@@ -155,7 +155,9 @@ def _judge_form(case: Case, output: Any) -> Verdict | None:
         if not torch.equal(output[name], before):
             what = "logits" if name == "logits" else case["call"].rpartition(", ")[2].partition("=")[0]
             return Verdict(
-                "input changed", f"It changed its input {what} in place. Return a new tensor: names that end in an underscore (div_, masked_fill_) write into what they got."
+                "input changed",
+                f"It changed its input {what} in place. Return a new tensor: names that end in an underscore"
+                " (div_, masked_fill_) write into what they got.",
             )
     if returned.isnan().any():
         row = int(returned.isnan().any(-1).nonzero()[0])

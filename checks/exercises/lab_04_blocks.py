@@ -362,7 +362,8 @@ def _judge_tables(tables: dict[str, list[int]], answer: dict[str, Any]) -> Verdi
         if not isinstance(there, list):
             told += " It is a list of blocks."
         elif owner not in found and owner in tables:
-            told += f" req_to_blocks has no entry {owner!r}. Its keys are request ids (request.request_id). Was the list stored there?"
+            told += f" req_to_blocks has no entry {owner!r}. Its keys are request ids (request.request_id)."
+            told += " Was the list stored there?"
         elif wanted[-len(there) :] == there:
             told += " The new blocks join those it has, behind them."
         elif len(there) > len(wanted):

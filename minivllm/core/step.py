@@ -95,7 +95,7 @@ class TokenLogprobs:
 @dataclass(slots=True)
 class StepOutput:
     """What a step computed. `sampled_token_ids[req]` is [] for a prefill chunk, else accepted drafts plus one token.
-    `logprobs[req]`, where asked for, has one entry a token; `prompt_logprobs[req]`, with the request's first token, one for each
+    `logprobs[req]`, where asked for, has an entry a token; `prompt_logprobs[req]`, with the request's first token, one for each
     prompt token but the first. `draft_token_ids[req]` are proposals for the next step.
     `errors[req]` fails that request alone (for example NaN logits)."""
 
