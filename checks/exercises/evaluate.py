@@ -126,8 +126,9 @@ class _Words:
                     f"{defined} is in another cell of your notebook. A check sees only the cell it stands in: put it there, as"
                     " the last line.",
                 )
-            found = ", ".join(problem["found"]) or "no function of another name"
-            return Verdict("missing function", f"Expected {problem['wanted']}, found {found}.")
+            thing = "method" if "." in defined and problem["found"] else "function"
+            found = ", ".join(problem["found"]) or f"no {thing} of another name"
+            return Verdict("missing function", f"Expected {problem['wanted']}, found {found}. The names have to be these.")
         if kind == "WrongSignature":
             return Verdict("signature", f"Expected {problem['wanted']}, found {', '.join(problem['found'])}.")
         if kind == "ModuleNotFoundError":
@@ -177,7 +178,8 @@ class _Words:
         if outcome.ended == "output":
             limit = self._limits.output_bytes >> 20
             return Verdict(
-                "output", f"It printed more than {limit} MiB and was stopped. Is there a print in a loop that never ends?"
+                "output",
+                f"It printed more than {limit} MiB and was stopped. Is there a print in a long loop, or in one that never ends?",
             )
         if outcome.status < 0:
             return Verdict("exit", f"Python crashed while running it (signal {-outcome.status}).")

@@ -20,7 +20,7 @@ Mistake = tuple[float, str]  # what a mistake gives, and the words for it
 
 def double_cases(seed: int) -> list[Case]:
     rng = random.Random(f"0.0:{seed}")
-    values = [2, 3, 0, -1, 0.5, rng.randint(10, 99), -rng.randint(100, 999)]
+    values = [2, 3, 0, -1, 0.5, 0.25, rng.randint(10, 99), -rng.randint(100, 999)]
     return [{"x": x, "call": f"double({x})"} for x in values]
 
 
@@ -100,6 +100,9 @@ def judge_bytes(case: Case, output: Any) -> Verdict:
         return Verdict("wrong type", "It returned None. Is a `return` missing?")
     if not _is_number(output):
         return _no_number(output)
+    if not isinstance(output, int):
+        told = f"It should return an integer, and returned {output!r}, a float. Nothing has to be divided here (or use //)."
+        return Verdict("wrong type", told)
     matrices = _matrices(case["sizes"])
     weights = case["sizes"]["num_layers"] * sum(matrices.values()) + _head(case["sizes"])
     right = weights if weights_only else _step_bytes(case, weights)
@@ -322,18 +325,31 @@ def judge_step_time(case: Case, output: Any) -> Verdict:
         ),
         (min(compute, memory) + launch, shorter),
         (min(compute, memory), shorter),
-        (max(compute, memory), "The launches are missing: launches * device.launch_overhead on top."),
-        (max(compute, memory, launch), "The launches went into the maximum. Here they come on top of it."),
+        *(
+            [(max(compute, memory, launch), "The launches went into the maximum. Here they come on top of it.")]
+            if launch > max(compute, memory)
+            else [
+                (
+                    max(compute, memory),
+                    "The launches are missing: launches * device.launch_overhead comes on top (and not into the maximum).",
+                )
+            ]
+        ),
         (max(compute, memory) + overhead, f"One launch is counted, and there are {launches}."),
         (max(compute, memory) + launches, "The launches were added as a number. Each takes device.launch_overhead seconds."),
         (max(flops / bandwidth, num_bytes / peak) + launch, "Bandwidth and flops are swapped: bytes go with device.bandwidth."),
         (max(flops * peak, num_bytes * bandwidth) + launch, "It multiplied. Work divided by what is done a second is seconds."),
+        (max(compute, memory) + (launches / overhead), "Each launch takes device.launch_overhead seconds: multiply."),
+        (max(flops // peak, num_bytes // bandwidth) + launch, "// cuts off what is below a second. Divide with /."),
+        (max(flops // peak, num_bytes // bandwidth), "// cuts off what is below a second. Divide with /."),
+        *((round(right, n), "It was rounded. Return the time as it comes out.") for n in range(10)),
         (right * 1e3, "Those are milliseconds. Return seconds."),
         (right * 1e6, "Those are microseconds. Return seconds."),
         (1 / right if right else math.nan, "That is steps a second. Return the seconds of one step."),
     ]
     why = next(
-        (words for value, words in mistakes if _same(output, value)), "Take the longer of the first two, and add the third."
+        (words for value, words in mistakes if _same(output, value)),
+        "It is the longer of the first two plus the third. Compute each by itself and compare it with these.",
     )
     return Verdict("wrong value", f"{told}\n{why}")
 

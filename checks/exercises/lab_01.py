@@ -114,6 +114,9 @@ def attention_cases(seed: int) -> list[Case]:
         cases.append(_attention_case(rng, T, S, H, Hkv, D, {}))
     narrow = _attention_case(rng, 4, 6, 4, 2, 8, {})
     cases.append(_attention_call({**narrow, **{name: narrow[name].to(torch.bfloat16) for name in "qkv"}}))
+    close = _attention_case(rng, 3, 6, 2, 1, 16, {})  # all scores near 100, where bfloat16 has steps of 0.5
+    close |= {name: 5 + 0.1 * close[name] for name in "qk"}
+    cases.append(_attention_call({**close, **{name: close[name].to(torch.bfloat16) for name in "qkv"}}))
     return cases
 
 
@@ -144,6 +147,8 @@ def judge_attention(case: Case, output: Any) -> Verdict:
         return RIGHT
     t, h = wrong.any(-1).nonzero()[0].tolist()
     why = next((words for change, words in ATTENTION_MISTAKES if _close(returned, attention(case, **change), slack)), "")
+    if not why and case["q"].dtype != torch.float32:
+        why = "The inputs are bfloat16, which has 8 bits for a number: convert to float32 before you multiply (.float())."
     return Verdict("wrong value", "\n".join([*_attention_picture(case, t, h, right, returned), why]).rstrip())
 
 

@@ -200,8 +200,13 @@ def layer(
     mlp: str = "right",
     eps: float | None = None,
     theta: float | None = None,
+    across: str = "",
 ) -> torch.Tensor:
+    """`across` names a matrix that is multiplied without its transpose (which runs only if it is square)."""
     w: dict[str, torch.Tensor] = {name: tensor.double() for name, tensor in case["tensors"].items()}
+    for name, matrix in w.items():
+        if across in (name, "all") and matrix.dim() == 2 and matrix.shape[0] == matrix.shape[1]:
+            w[name] = matrix.T
     n, x = case["numbers"], case["x"].double()
     eps = n["rms_norm_eps"] if eps is None else eps
     before, after = w["input_layernorm"], w["post_attention_layernorm"]
@@ -265,6 +270,11 @@ def _mlp(w: dict[str, torch.Tensor], h: torch.Tensor, mlp: str) -> torch.Tensor:
 
 
 LAYER_MISTAKES: tuple[Mistake, ...] = (
+    *(
+        ({"across": name}, f"weights.{name} was not transposed: F.linear(h, weights.{name}), or h @ weights.{name}.T.")
+        for name in ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    ),
+    ({"across": "all"}, "The weights are [out, in]: F.linear(h, weight), or h @ weight.T. They were not transposed."),
     ({"residual": "no first"}, "The first residual is missing: attention's output is *added* to x."),
     ({"residual": "no second"}, "The second residual is missing: the MLP's output is *added* to the stream."),
     (

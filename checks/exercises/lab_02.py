@@ -18,6 +18,7 @@ from checks.exercises import RIGHT, Case, Check, Verdict
 from checks.exercises.lab_02_run import best_next_tokens
 from checks.exercises.words import count, times
 from checks.sandbox.plain import Opaque
+from minivllm.sampling_params import GREEDY_EPS
 
 NEG_INF = float("-inf")
 OFF_TEXT = "this setting is off"
@@ -54,6 +55,8 @@ def judge_generate(case: Case, output: Any) -> Verdict:
     returned, calls = output["returned"], output["calls"]
     if returned is None:
         return Verdict("wrong type", "It returned None. Is a `return` missing?")
+    if output["tensors"]:
+        return Verdict("wrong type", tensors_reason(output["tensors"]))
     if not isinstance(returned, (list, tuple)) or not all(type(t) is int for t in returned):
         return Verdict("wrong type", f"It should return a list of token ids (integers), and returned {_show(returned)}.")
     produced = list(returned)
@@ -62,6 +65,13 @@ def judge_generate(case: Case, output: Any) -> Verdict:
     return (
         _judge_calls(prompt, new, produced, calls) or _judge_tokens(case, produced) or _judge_prompt(prompt, output["prompt"])
     )
+
+
+def tensors_reason(tensors: str) -> str:
+    """Tokens that are right, and are tensors."""
+    if tensors == "whole":
+        return "It should return a list of integers, and returned a tensor: .tolist() makes a list of it."
+    return "It should return a list of integers, and returned a list of tensors of one number each: int(...) makes one of each."
 
 
 def _judge_calls(prompt: list[int], new: int, produced: list[int], calls: list[list[int]]) -> Verdict | None:
@@ -82,10 +92,10 @@ def _judge_calls(prompt: list[int], new: int, produced: list[int], calls: list[l
         return Verdict("wrong calls", told + why)
     told = f"It called the model {times(len(calls))} to make {count(new, 'token')}."
     if len(calls) > new:
-        extra = "No call is needed at all." if new == 0 else "The last call's logits are not used."
+        extra = "No call is needed at all." if new == 0 else "One call for each token, and none before or after the loop."
         return Verdict("wrong calls", f"{told} {extra}")
     if len(produced) != new:
-        hint = " Nothing ends the loop early here: end tokens come later." if len(produced) < new else ""
+        hint = " How often does the loop run? (Nothing ends it early: end tokens come later.)" if len(produced) < new else ""
         return Verdict(
             "wrong value", f"It returned {count(len(produced), 'token')}: {produced}. It should return exactly {new}.{hint}"
         )
@@ -105,7 +115,8 @@ def _judge_tokens(case: Case, produced: list[int]) -> Verdict | None:
         if token == (rows[-1] - 1) % V:
             why = "That is the smallest logit of the last row (argmin). Take the largest."
         elif token == rows[0] and len(rows) > 1:
-            why = "That is the favourite of row 0. Row t predicts what follows token t, so the next token is in the last row."
+            why = "That is the favourite of row 0 (or of all rows at once: argmax of the whole matrix)."
+            why += " Row t predicts what follows token t, so the next token is in the last row."
         elif token >= V:
             why = f"There are only {V} tokens. Was argmax taken over all rows at once?"
         elif len(rows) > 1 and token in rows[:-1]:
@@ -223,7 +234,7 @@ def _allowed_top_p(logits: list[float], p: float) -> Allowed:
     probs, total = _probabilities(logits), 0.0
     order = sorted(there, key=lambda t: -probs[t])
     count, token = 0, order[0]
-    while count < len(order) and total < p:
+    while count < len(order) and (total < p or not count):  # one token stays, however small p is
         token = order[count]
         total, count = total + probs[token], count + 1
     terms = " + ".join(f"{probs[t]:.2f}" for t in order[:count]) if count <= 6 else f"the {count} most probable"
@@ -284,13 +295,15 @@ def _set_reason(case: Case, row: int, rule: Allowed, kept: frozenset[int]) -> st
 
 def _changed_value(case: Case, row: int, before: torch.Tensor, after: torch.Tensor, token: int) -> Verdict:
     kept = after > NEG_INF
-    if torch.allclose(after[kept], before.softmax(-1)[kept], atol=1e-4):
+    if torch.allclose(after[kept], before.log_softmax(-1)[kept], atol=1e-4):
+        why = "That is log_softmax: the same up to a constant, and to rounding. Return the logits that came in."
+    elif torch.allclose(after[kept], before.softmax(-1)[kept], atol=1e-4):
         why = "Those are the probabilities. Return logits; the sampler takes the softmax."
     elif case["setting"][row] >= 1 and _allowed(case, row).why is OFF_TEXT:
         why = "This row's setting is off: it comes back as it was."
     else:
         why = "Tokens that stay keep their logit exactly."
-    told = f"Row {row}: token {token} stays, but its logit went from {float(before[token]):g} to {float(after[token]):g}."
+    told = f"Row {row}: token {token} stays, but its logit went from {float(before[token]):.9g} to {float(after[token]):.9g}."
     return Verdict("wrong value", f"{told} {why}")
 
 
@@ -320,6 +333,8 @@ def temperature_top_k_cases(seed: int) -> list[Case]:
     by_hand: list[tuple[str, list[list[float]], list[float]]] = [
         ("apply_temperature", [[1.0, 2.0, 4.0]], [2.0]),
         ("apply_temperature", [[1.0, 2.0, 4.0]], [0.0]),
+        ("apply_temperature", [[1.0, 2.0, 4.0]], [1e-6]),
+        ("apply_temperature", [[1.0, 2.0, 4.0]], [1e-40]),
         ("apply_temperature", [[1.0, 0.0, 2.0], [1.0, 0.0, 2.0], [3.0, 1.0, -2.0]], [0.5, 0.0, 1.0]),
         ("apply_temperature", [[NEG_INF, 2.0, 1.0, 0.0], [NEG_INF, 2.0, 1.0, 0.0]], [0.0, 0.7]),
         ("apply_top_k", [[1.0, 3.0, 2.0]], [1]),
@@ -358,15 +373,27 @@ def _judge_temperature(case: Case, output: Any) -> Verdict:
         return form
     for row, temperature in enumerate(case["setting"]):
         before, after = torch.tensor(case["logits"][row]), output["returned"][row]
-        if temperature == 0:
+        if temperature < GREEDY_EPS:
             if int(after.argmax()) != int(before.argmax()) or bool((after == float("inf")).any()):
-                told = f"Row {row} has temperature 0 and came back as {_numbers(after)}."
+                told = f"Row {row} has temperature {temperature:g} and came back as {_numbers(after)}."
                 return Verdict(
                     "wrong value", f"{told} It is a greedy row: its largest logit must stay token {int(before.argmax())}'s."
                 )
+            if not torch.equal(after, before):
+                return Verdict("wrong value", _greedy_reason(row, before, after, temperature))
         elif not torch.allclose(after, before / temperature, rtol=1e-4, atol=1e-5):
             return Verdict("wrong value", _temperature_reason(case, row, before, after, temperature))
     return RIGHT
+
+
+def _greedy_reason(row: int, before: torch.Tensor, after: torch.Tensor, temperature: float) -> str:
+    told = f"Row {row} has temperature {temperature:g}, below GREEDY_EPS ({GREEDY_EPS:g}): {_numbers(before)} should come back"
+    told += f" as it was, and became {_numbers(after)}."
+    if torch.allclose(after, before / GREEDY_EPS):
+        return told + " It was divided by GREEDY_EPS: such a row is not divided at all."
+    if temperature and torch.allclose(after, before / temperature):
+        return told + " It was divided. A temperature need not be 0 to mean greedy: compare with GREEDY_EPS."
+    return told
 
 
 def _temperature_reason(case: Case, row: int, before: torch.Tensor, after: torch.Tensor, temperature: float) -> str:
@@ -409,7 +436,12 @@ def top_p_cases(seed: int) -> list[Case]:
         ([[NEG_INF, *_logs([0.5, 0.3, 0.2])], [NEG_INF, NEG_INF, 1.5, NEG_INF]], [0.7, 0.5]),
         ([[x + 7.5 for x in _logs(tenths)], [x - 20.0 for x in _logs(tenths)]], [0.6, 1.0]),
         ([[10.0, *[-9.0] * 5, -12.0]], [1.0]),
+        ([[1.0, 0.0, -150.0]], [1.0]),  # a probability that is 0 in float32
+        ([_logs([0.3, 0.5, 0.2])], [1e-9]),  # 1 - p is 1 in float32
     ]
+    exact = [0.0, math.log(2), 0.0]  # 0.25, 0.5, 0.25: a sum that reaches p exactly, where this machine's exp is exact too
+    if torch.tensor(exact).softmax(-1)[1] == 0.5:
+        by_hand.append(([exact], [0.5]))
     cases = [_logits_case("apply_top_p", logits, p) for logits, p in by_hand]
     for B, V in ((2, 6), (4, 40), (8, 1000)):
         logits = [[round(rng.gauss(0, 3), 3) for _ in range(V)] for _ in range(B)]

@@ -52,11 +52,16 @@ def run_generate(module: ModuleType, case: Case) -> dict[str, Any]:
     model = ToyModel(case["vocab_size"], case["salt"], max_calls=case["max_new_tokens"] + 20)
     prompt = list(case["prompt"])
     returned = module.greedy_generate(model, prompt, case["max_new_tokens"])
+    tensors = tensors_in(returned)
+    return {"returned": returned, "tensors": tensors, "calls": model.calls, "prompt": prompt}
+
+
+def tensors_in(returned: Any) -> str:
+    """Whether tokens came as tensors: "whole", "each", or neither."""
     if isinstance(returned, torch.Tensor):
-        returned = returned.tolist()
-    elif isinstance(returned, (list, tuple)):
-        returned = [t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t for t in returned]
-    return {"returned": returned, "calls": model.calls, "prompt": prompt}
+        return "whole" if returned.dim() == 1 and not returned.is_floating_point() else ""
+    items = returned if isinstance(returned, (list, tuple)) else ()
+    return "each" if any(isinstance(t, torch.Tensor) and t.numel() == 1 for t in items) else ""
 
 
 def run_logits(module: ModuleType, case: Case) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from checks.exercises import RIGHT, Case, Check, Verdict
+from checks.exercises.lab_02 import tensors_reason
 from checks.exercises.lab_03_run import favourites, numbered
 from checks.exercises.words import count, is_or_are, times
 from checks.sandbox.plain import Opaque
@@ -92,6 +93,9 @@ def _judge_append(case: Case, held: list[int], layer: int, more: int, answer: An
         missing = [name for name, n in (("how many tokens it holds", before), ("max_len", max_len)) if str(n) not in message]
         if missing:
             return Verdict("wrong value", f'The message "{message}" does not say {" and ".join(missing)} ({room}).')
+        if answer["wrote"]:
+            told = f"{room}, so {more} more do not fit. It raised ValueError, but wrote into the cache before that."
+            return Verdict("wrong value", f"{told} Nothing is kept of an append that is refused: check the room first.")
         return None
     if not fits:
         return Verdict("wrong value", f"{room}, so {more} more do not fit. It should raise ValueError, and did not.")
@@ -199,6 +203,8 @@ def judge_generate(case: Case, output: Any) -> Verdict:
     returned, calls = output["returned"], output["calls"]
     if returned is None:
         return Verdict("wrong type", "It returned None. Is a `return` missing?")
+    if output["tensors"]:
+        return Verdict("wrong type", tensors_reason(output["tensors"]))
     if not isinstance(returned, (list, tuple)) or not all(type(t) is int for t in returned):
         return Verdict("wrong type", f"It should return a list of token ids (integers), and returned {_show(returned)}.")
     produced = list(returned)
@@ -279,7 +285,9 @@ def _judge_tokens(case: Case, produced: list[int]) -> Verdict | None:
         if token == (rows[-1] - 1) % case["vocab_size"]:
             why = "That is the smallest logit of the last row (argmin). Take the largest."
         elif number == 0 and token in rows[:-1]:
-            why = f"That is the favourite of row {rows.index(token)}. What follows the prompt is in the last row, logits[-1]."
+            first = " (or of all rows at once: argmax of the whole matrix)" if token == rows[0] else ""
+            why = f"That is the favourite of row {rows.index(token)}{first}."
+            why += " What follows the prompt is in the last row, logits[-1]."
         else:
             why = "The next token is the argmax of the last row, logits[-1]."
         return Verdict("wrong value", f"After {sequence} it chose token {token}, and should choose {rows[-1]}. {why}")
@@ -312,6 +320,9 @@ def judge_left_pad(case: Case, output: Any) -> Verdict:
         told = f"It should return three tensors, (token_ids, mask, positions), and returned {_show(returned)}."
         return Verdict("wrong type", told)
     kinds = (torch.int64, torch.bool, torch.int64)
+    if returned[1].dtype == torch.int64 and returned[2].dtype == torch.bool:
+        told = "mask and positions have changed places: it should return (token_ids, mask, positions)."
+        return Verdict("wrong type", told)
     for name, tensor, kind in zip(("token_ids", "mask", "positions"), returned, kinds, strict=True):
         if list(tensor.shape) != [B, T]:
             wanted = f"{[B, T]}: {count(B, 'prompt')}, the longest with {count(T, 'token')}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
 from checks.exercises import Case
+from checks.exercises.lab_02_run import tensors_in
 
 # ------------------------------------------------------------------------------------------------ 3.1 ContiguousKVCache
 
@@ -30,19 +32,32 @@ def run_cache(module: ModuleType, case: Case) -> dict[str, Any]:
     for name, layer, *rest in case["script"]:
         if name == "append":
             k, v = (numbered(layer, rest[0], rest[1], heads, dim, value) for value in (False, True))
-            trace.append(_append(cache, layer, k, v, case["max_len"]))
+            trace.append(_append(cache, layer, k, v, case["max_len"], case["layers"]))
         else:
             trace.append(_view(cache, layer, views))
     return {"trace": trace}
 
 
-def _append(cache: Any, layer: int, k: torch.Tensor, v: torch.Tensor, max_len: int) -> Any:
+def _append(cache: Any, layer: int, k: torch.Tensor, v: torch.Tensor, max_len: int, num_layers: int) -> Any:
+    before = _memory(cache, num_layers)
     try:
         return {"returned": cache.append(layer, k, v)}
     except Exception as error:
         if not isinstance(error, ValueError) and len(cache.view(layer)[0]) + len(k) <= max_len:
             raise  # not about room: the machine shows its line
-        return {"error": [type(error).__name__, str(error)[:300]]}
+        after = _memory(cache, num_layers)
+        wrote = any(address in after and after[address] != held for address, held in before.items())
+        return {"error": [type(error).__name__, str(error)[:300]], "wrote": wrote}
+
+
+def _memory(cache: Any, num_layers: int) -> dict[int, bytes]:
+    """The whole memory behind the views, by address: also what is reserved and not counted yet."""
+    held: dict[int, bytes] = {}
+    for layer in range(num_layers):
+        with contextlib.suppress(Exception):  # a cache that cannot be viewed, or a layer that is not there: other words say so
+            for x in cache.view(layer):
+                held[x.untyped_storage().data_ptr()] = bytes(x.untyped_storage().tolist())
+    return held
 
 
 def _view(cache: Any, layer: int, views: list[Any]) -> Any:
@@ -116,11 +131,7 @@ def run_generate(module: ModuleType, case: Case) -> dict[str, Any]:
     model = ToyCachedModel(case["vocab_size"], case["salt"], max_calls=case["max_new_tokens"] + len(case["prompt"]) + 20)
     prompt, cache = list(case["prompt"]), ToyCache()
     returned = module.generate_with_cache(model, prompt, case["max_new_tokens"], cache)
-    if isinstance(returned, torch.Tensor):
-        returned = returned.tolist()
-    elif isinstance(returned, (list, tuple)):
-        returned = [t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t for t in returned]
-    return {"returned": returned, "calls": model.calls, "prompt": prompt}
+    return {"returned": returned, "tensors": tensors_in(returned), "calls": model.calls, "prompt": prompt}
 
 
 # --------------------------------------------------------------------------------------------- 3.3 left_pad, 3.4 memory

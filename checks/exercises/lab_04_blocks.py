@@ -103,7 +103,11 @@ class _Ledger:
 def judge_pool(case: Case, output: Any) -> Verdict:
     ledger = _Ledger(case["num_blocks"])
     before: list[int] = [0] * case["num_blocks"]
-    for number, (step, answer) in enumerate(zip(case["script"], output["trace"], strict=True), start=1):
+    for number, (step, answer) in enumerate(zip(case["script"], output["trace"], strict=False), start=1):
+        if "strangers" in answer:
+            told = f"it should return a list of {_count(step[1])} (KVCacheBlock objects), and its list holds elements of type"
+            told += f" {answer['strangers']}. Return the blocks themselves, from self.free_blocks."
+            return Verdict("wrong type", f"Call {number}, {_show_pool_step(step)}: {told}")
         if step[0] == "allocate":
             wrong = _judge_allocate(ledger, step[1], step[2], answer, before)
         elif step[0] == "share":
@@ -296,14 +300,14 @@ def _show_slots_step(step: list[Any]) -> str:
 def judge_slots(case: Case, output: Any) -> Verdict:
     size, free = case["block_size"], case["num_blocks"] - 1
     tables: dict[str, list[int]] = {}
-    for number, (step, answer) in enumerate(zip(case["script"], output["trace"], strict=True), start=1):
+    for number, (step, answer) in enumerate(zip(case["script"], output["trace"], strict=False), start=1):
         owner = step[1]
         if step[0] == "free":
             free += len(tables.pop(owner, []))
             wrong = _judge_tables(tables, answer)
         else:
             wrong = _judge_slots_call(step, size, free, tables, answer)
-            if answer["returned"] is not None:
+            if not wrong and answer["returned"] is not None:
                 free -= len(answer["returned"]) if isinstance(answer["returned"], list) else 0
         if wrong:
             return Verdict(wrong.category, f"Call {number}, {_show_slots_step(step)}: {wrong.message}")
@@ -314,16 +318,22 @@ def _judge_slots_call(
     step: list[Any], size: int, free: int, tables: dict[str, list[int]], answer: dict[str, Any]
 ) -> Verdict | None:
     _, owner, computed, n = step
-    table, returned = tables.get(owner, []), answer["returned"]
+    table, returned = tables.get(owner, []), answer.get("returned")
     needed = max(0, -(-(computed + n) // size) - len(table))
     total = computed + n
     state = f"{owner} holds {_count(len(table))} of {count(size, 'slot')}, and after this step has {computed} + {n} ="
     state += f" {count(total, 'token')}: {_count(needed, 'new ')} {is_or_are(needed)} needed."
+    strange = _judge_slots_stopped(step, free, needed, state, answer)
+    if strange:
+        return strange
     if needed > free:
         if returned is not None:
             told = f"{state} But {_only(free)} free: it should return None, and returned {_show(returned)}."
             return Verdict("wrong value", told)
         return _judge_tables(tables, answer) or _judge_untouched(answer, free, state)
+    if returned is None and not needed:
+        told = f"{state} It returned None. Is a `return` missing? None says that the pool has too few; nothing is needed: []."
+        return Verdict("wrong value", told)
     if returned is None:
         return Verdict("wrong value", f"{state} Of {_count(free)} free, it returned None. Is a `return` missing?")
     if not isinstance(returned, list) or not all(type(block) is int for block in returned):
@@ -332,6 +342,29 @@ def _judge_slots_call(
         return Verdict("wrong value", f"{state} It returned {len(returned)}.{_count_reason(step, size, table, returned)}")
     tables[owner] = [*table, *returned]
     return _judge_tables(tables, answer)
+
+
+def _judge_slots_stopped(step: list[Any], free: int, needed: int, state: str, answer: dict[str, Any]) -> Verdict | None:
+    """What ends a script: blocks that are none, a changed request, and calls of the pool that cannot be."""
+    if "strangers" in answer:
+        told = (
+            f"its list holds elements of type {answer['strangers']}, and should hold the blocks that the pool's allocate gave."
+        )
+        return Verdict("wrong type", told)
+    if "request" in answer:
+        told = f"The request was changed: it is {answer['request']} now, and had {step[2]} computed tokens. Leave it as it is:"
+        return Verdict("input changed", f"{told} the scheduler counts tokens, once they are computed.")
+    negative = next((n for n in answer["asked"] if isinstance(n, int) and n < 0), None)
+    if negative is not None:
+        told = f"{state} It called allocate({negative}). A request that holds more than it needs takes no block: max(0, ...)."
+        return Verdict("wrong calls", told)
+    if "refused" not in answer:
+        return None
+    told = f"{state} It asked the pool for {_count(answer['asked'][-1])} of {_count(free)} free, which raised ValueError"
+    told += f' ("{answer["refused"]}").'
+    if needed > free:
+        told += " Where the pool has too few, return None: compare with num_free_blocks before anything is taken."
+    return Verdict("wrong value", told)
 
 
 def _count_reason(step: list[Any], size: int, table: list[int], returned: list[int]) -> str:
@@ -344,6 +377,8 @@ def _count_reason(step: list[Any], size: int, table: list[int], returned: list[i
         return f" Did you count the {count(computed, 'token')} it has already, beside the {n} of this step?"
     if len(returned) == (computed + n) // size + 1 - len(table) and (computed + n) % size == 0:
         return f" {computed + n} tokens fill whole blocks: the next block comes with the next token."
+    if len(returned) == 1:
+        return " One block was taken, though more are missing: allocate(n) takes as many as are asked for."
     if len(returned) == max(0, (computed + n) // size - len(table)):
         return " A block that is not full is a block too: round up."
     if len(returned) == -(-n // size):

@@ -30,6 +30,9 @@ def run_pool(module: ModuleType, case: Case) -> dict[str, Any]:
             answer = _call(pool.allocate, n, may_fail=n > pool.num_free_blocks)
             if isinstance(answer.get("returned"), list):
                 held[owner] = answer["returned"]
+            if strangers := _no_blocks(answer.get("returned")):  # nothing more can be asked of what is no block
+                trace.append({"strangers": strangers})
+                break
         elif name == "share":
             for block in held[rest[0]]:
                 block.ref_cnt += 1
@@ -52,6 +55,12 @@ def _call(action: Callable[[Any], Any], argument: Any, may_fail: bool) -> dict[s
         return {"error": [type(error).__name__, str(error)[:300]]}
 
 
+def _no_blocks(returned: Any) -> str | None:
+    """The type of the first element of a list that is no block."""
+    items = returned if isinstance(returned, (list, tuple)) else ()
+    return next((type(item).__name__ for item in items if not hasattr(item, "block_id")), None)
+
+
 def ids_of(returned: Any) -> Any:
     """Blocks as their numbers; what is no list of blocks as it is."""
     if isinstance(returned, (list, tuple)):
@@ -69,9 +78,11 @@ class WatchedPool(BlockPool):
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self.asked: list[Any] = []
+        self.refused = False
 
     def allocate(self, n: int) -> Any:
         self.asked.append(n)
+        self.refused = n > self.num_free_blocks
         return super().allocate(n)
 
 
@@ -88,7 +99,19 @@ def run_slots(module: ModuleType, case: Case) -> dict[str, Any]:
         returned = None
         if name == "slots":
             request.num_computed_tokens, n = rest
-            returned = manager.allocate_slots(request, n)
+            try:
+                returned = manager.allocate_slots(request, n)
+            except ValueError as error:
+                if not pool.refused:  # not the pool's: the machine shows its line
+                    raise
+                trace.append({"refused": str(error)[:300], "asked": pool.asked})
+                break
+            if strangers := _no_blocks(returned):
+                trace.append({"strangers": strangers})
+                break
+            if vars(request) != {"request_id": owner, "num_computed_tokens": rest[0]}:
+                trace.append({"request": repr(vars(request))[:200]})
+                break
         else:
             manager.free(request)
         tables = {owner: ids_of(table) for owner, table in manager.req_to_blocks.items()}
@@ -157,6 +180,9 @@ def decode_inputs(case: Case) -> dict[str, torch.Tensor]:
         for position in range(seq_len):
             kv_cache[:, table[position // size], position % size] = torch.randn(2, kv_heads, dim, generator=noise)
     q = torch.randn(len(lens), heads, dim, generator=noise)
+    if case["close_scores"]:  # all scores near 100, where bfloat16 has steps of 0.5
+        q = 5 + 0.2 * q
+        kv_cache[0] = 5 + 0.2 * kv_cache[0]
     dtype = getattr(torch, case["dtype"])
     return {
         "q": q.to(dtype),

@@ -65,7 +65,8 @@ def judge_mapping(case: Case, output: Any) -> Verdict:
         told += f" {block} * {size} + {offset} = {block * size + offset}. It returned {slot}."
         return Verdict("wrong value", told + _slots_reason(case, slots))
     if output["positions"] != positions or output["block_table"] != table:
-        return Verdict("input changed", "The slots are right, but an input was changed in place. Compute a new array.")
+        what = "positions" if output["positions"] != positions else "block_table"
+        return Verdict("input changed", f"The slots are right, but {what} was changed in place. Compute a new array.")
     return RIGHT
 
 
@@ -153,6 +154,10 @@ def judge_write(case: Case, output: Any) -> Verdict:
             if slot not in slots:
                 told = f"{place} belongs to another token, and was overwritten: it holds {_whose(here, name)}."
                 return Verdict("wrong value", told)
+            token = tokens[part][slots.index(slot)]
+            if torch.allclose(here, old[part, slot // size, slot % size] + token, atol=1e-3):
+                told = f"{place} should hold the {name} of token {slots.index(slot)}, which was added to what was there before."
+                return Verdict("wrong value", f"{told} Assign it (=): an earlier owner's numbers are overwritten.")
             wrong = f"{place} should hold the {name} of token {slots.index(slot)}, and holds {_whose(here, name)}."
             if torch.equal(found, old):
                 wrong += " The cache is as it was: a copy of it was written to, perhaps. Write into kv_cache itself, in place."
@@ -217,13 +222,16 @@ def decode_cases(seed: int) -> list[Case]:
             tables.append(own + [0] * (width - len(own)))
         more = {"block_size": size, "num_blocks": 40, "dim": 32, "dtype": dtype, "stale": "nan"}
         cases.append(_decode_case(seed, tables, lens, 9, 3, **more))
+    close = {"dim": 16, "dtype": "bfloat16", "close_scores": True}
+    cases.append(_decode_case(seed, [[3, 1], [2, 4]], [8, 6], 4, 2, **close))
     return cases
 
 
 def _decode_case(seed: int, block_tables: list[list[int]], seq_lens: list[int], heads: int, kv_heads: int, **more: Any) -> Case:
     case = {
         "seed": seed, "block_tables": block_tables, "seq_lens": seq_lens, "heads": heads, "kv_heads": kv_heads,
-        "num_blocks": 7, "block_size": 4, "dim": 4, "dtype": "float32", "stale": "large", **more,
+        "num_blocks": 7, "block_size": 4, "dim": 4, "dtype": "float32", "stale": "large", "close_scores": False,
+        **more,
     }  # fmt: skip
     q, cache = [len(seq_lens), heads, case["dim"]], [2, case["num_blocks"], case["block_size"], kv_heads, case["dim"]]
     shown = f"block_tables={block_tables}" if len(block_tables) <= 3 else f"<{len(block_tables)} block tables>"
@@ -278,6 +286,8 @@ def _judge_row(case: Case, inputs: dict[str, torch.Tensor], returned: torch.Tens
     for other, why in _other_ways(case, inputs, row, head, slots, kv_head):
         if is_right(other):
             return f"{told} {why}"
+    if case["close_scores"]:
+        return told + " All scores are near 100 here, where bfloat16 has steps of 0.5: convert to float32 before you multiply."
     if case["stale"] == "large" and float(found.abs().max()) > 8:
         return told + f" Numbers as large are an earlier owner's: slots beyond token {seq_len - 1} are not this sequence's."
     return told

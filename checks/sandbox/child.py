@@ -106,11 +106,22 @@ def missing_function(module: types.ModuleType, signatures: list[str]) -> dict[st
         for part in name.split("."):
             target = getattr(target, part, None)
         if not callable(target):
-            others = [f for f in found if name_of(f) not in map(name_of, signatures)]
+            others = _classes_instead(module, own, name) if "." in name else None
+            if others is None:
+                others = [f for f in found if name_of(f) not in map(name_of, signatures)]
             return {"type": "MissingFunction", "wanted": wanted, "found": others}
         if not accepts(target, wanted, is_method="." in name):
             return {"type": "WrongSignature", "wanted": wanted, "found": [f"{name}{signature_of(target)}"]}
     return None
+
+
+def _classes_instead(module: types.ModuleType, own: dict[str, Any], name: str) -> list[str] | None:
+    """For a missing method: the methods its class has, or, if there is no such class, the cell's other classes."""
+    class_name = name.partition(".")[0]
+    if isinstance(found := own.get(class_name), type):
+        methods = [m for m, f in vars(found).items() if inspect.isfunction(f) and m != "__init__"]
+        return [f"{class_name}.{m}{signature_of(getattr(found, m))}" for m in methods]
+    return [f"class {c}" for c, found in own.items() if isinstance(found, type)] or None
 
 
 def signature_of(function: Any) -> str:

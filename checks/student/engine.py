@@ -34,10 +34,16 @@ def components() -> Components:
     return Components({seam: part for seam, part in parts.items() if seam in passed and chosen.get(seam) != "reference"})
 
 
-def use(seam: str, exercise: str | None = None) -> None:
+def use(seam: str = "", exercise: str | None = None) -> None:
     """Say whose part a seam is: `use("attention.decode", "4.5")` takes that exercise's answer although a later one passed;
     `use("sampler", "reference")` takes minivllm's; `use("sampler")` goes back to the rule, the latest that passed. Raises
     CheckFailed for what does not fit."""
+    if str(seam) in table():
+        its = table()[str(seam)].seam
+        how = f'use("{its}", "{seam}") takes its answer.' if its else "It builds no component."
+        raise CheckFailed(f"{seam!r} is an exercise. The component comes first: {how}")
+    if not seam:
+        raise CheckFailed(f'Which component? As in use("sampler", "reference"). Components are: {", ".join(SEAMS)}.')
     if seam not in SEAMS:
         close = difflib.get_close_matches(str(seam), SEAMS, n=1, cutoff=0.5)
         meant = f" Is {close[0]!r} meant?" if close else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.exercises import Row, find
+from checks.exercises import Row, find, has_checks, table
 
 
 class CheckFailed(Exception):
@@ -14,8 +14,13 @@ class CheckFailed(Exception):
 
 
 def row_of(exercise: str) -> Row:
-    """The exercise a student named. Raises CheckFailed naming those there are."""
+    """The exercise a student named. Raises CheckFailed naming those there are, or the one that is meant."""
+    name = str(exercise).strip()  # hint(2.1), without the quotation marks, is as clear
+    if not name:
+        raise CheckFailed('Which exercise? Its number goes between the brackets, in quotation marks: hint("2.1").')
     try:
-        return find(str(exercise).strip())  # hint(2.1), without the quotation marks, is as clear
+        return find(name)
     except ValueError as error:
-        raise CheckFailed(str(error)) from None
+        digits = "".join(c for c in name if c.isdigit())
+        meant = [i for i, row in table().items() if i.replace(".", "") == digits and has_checks(row.lab)]
+        raise CheckFailed(f"There is no exercise {name!r} here. Is {meant[0]!r} meant?" if meant else str(error)) from None

@@ -14,7 +14,7 @@ from checks.student.home import answers_dir, changing_progress
 from checks.student.notebook import calling_namespace
 
 
-def hint(exercise: str) -> None:
+def hint(exercise: str = "") -> None:
     """Print the hints opened so far and one more."""
     row = row_of(exercise)
     hints = check_of(row).hints
@@ -27,7 +27,7 @@ def hint(exercise: str) -> None:
         print(f'That was the last one. solution("{row.id}") shows an answer; skip("{row.id}") goes on with it.')
 
 
-def solution(exercise: str) -> None:
+def solution(exercise: str = "") -> None:
     """Print an answer. Yours need not look like it."""
     row = row_of(exercise)
     try:
@@ -41,7 +41,7 @@ def solution(exercise: str) -> None:
     print(text.rstrip())
 
 
-def skip(exercise: str) -> None:
+def skip(exercise: str = "") -> None:
     """Go on without solving it: its functions are the reference's, here and in my_engine. Solving it later still counts."""
     row = row_of(exercise)
     with changing_progress() as state:
@@ -54,14 +54,15 @@ def skip(exercise: str) -> None:
     print(f"Exercise {row.id} is skipped: {' and '.join(name_of(f) for f in row.functions)} is the reference from here on.")
 
 
-def reset(what: str) -> None:
+def reset(what: str = "") -> None:
     """Forget an exercise ("2.1") or a whole lab ("02"): what was passed, hints, predictions, answers. Cells are left as they
     are."""
     what = str(what).strip()
     lab = what.zfill(2)
     rows = [row for row in table().values() if row.id == what or ("." not in what and row.lab == lab)]
     if not rows or not has_checks(rows[0].lab):
-        raise CheckFailed(f'There is no exercise and no lab {what!r} here. Try reset("2.1") or reset("02").')
+        told = f"There is no exercise and no lab {what!r} here." if what else "Which exercise, or which lab?"
+        raise CheckFailed(f'{told} reset("2.1") forgets an exercise, reset("02") a lab.')
     with changing_progress() as state:
         for row in rows:
             state["exercises"].pop(row.id, None)
@@ -78,10 +79,16 @@ def need(*exercises: str) -> None:
     answer that passed, else the reference. A line says so where it is not the notebook's."""
     namespace = calling_namespace()
     for row in map(row_of, exercises):
-        names = [name_of(f).partition(".")[0] for f in row.functions]
+        names = list(dict.fromkeys(name_of(f).partition(".")[0] for f in row.functions))  # two methods have one class
         told, saved = " and ".join(names), answers_dir() / f"{row.id}.py"
         if not saved.is_file():
-            bind_reference(row, namespace)
+            try:
+                bind_reference(row, namespace)
+            except CheckFailed:  # handed out without solutions, and the engine has no such function
+                raise CheckFailed(
+                    f"This cell uses {told} of exercise {row.id}, which is not passed yet, and its answer is not part of what"
+                    f" you were given. Pass it and run this cell again; cells that do not use {told} work without it."
+                ) from None
             print(f"Exercise {row.id} is not passed yet: using the reference {told}.")
         elif not all(name in namespace for name in names):
             exec(compile(saved.read_text(encoding="utf-8"), f"<your answer to {row.id}>", "exec"), namespace)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,13 +76,15 @@ def questions(lab: str) -> dict[str, Question]:
 def find_question(question: str) -> Question:
     """Raises CheckFailed naming the questions there are."""
     name = str(question).strip().lower()
+    if not name:
+        raise CheckFailed('Which question? Its number and your answer go between the brackets: quiz("2.q1", "b").')
     known = questions(name.partition(".")[0].zfill(2))
     if name not in known:
         raise CheckFailed(f"There is no question {question!r}. There are: {', '.join(known) or 'none in this lab'}.")
     return known[name]
 
 
-def quiz(question: str, answer: str | float | Callable[..., float] = OPEN) -> None:
+def quiz(question: str = "", answer: str | float | Callable[..., float] = OPEN) -> None:
     """Answer a question: `quiz("2.q1", "b")`, or a number. A formula over the drawn numbers, a function, is taken too. Without
     an answer the question is shown. An answer is explained whether it is right or wrong, and may be changed; what was right
     once stays right."""
@@ -126,6 +129,9 @@ def _number(asked: Question, answer: Any) -> float:
     """An answer as a number: 6721, "6721", "6,721", a NumPy or torch scalar."""
     given = answer
     with contextlib.suppress(ValueError, RuntimeError):  # no number, and no tensor of one
+        if isinstance(answer, str) and re.fullmatch(r"\s*-?\d+,\d{1,2}\s*", answer):
+            point = answer.strip().replace(",", ".")
+            raise CheckFailed(f"{asked.id}: is {answer.strip()!r} meant as {point}? Decimals take a point, thousands a comma.")
         if isinstance(answer, str):
             given = float(answer.replace(",", "").replace(" ", ""))
         elif hasattr(answer, "item"):
@@ -165,7 +171,7 @@ def _close(given: float, wanted: float) -> bool:
     return math.isclose(given, wanted, rel_tol=0.005)
 
 
-def predict(question: str, answer: str = OPEN) -> None:
+def predict(question: str = "", answer: str = OPEN) -> None:
     """Commit to a prediction before the experiment: `predict("2.p1", "line")`. With the question alone it says again, beside
     the plot, what was predicted, and what that would have meant. A prediction can be changed until it has been recalled."""
     asked = find_question(question)

@@ -20,14 +20,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": K},
     "eagle": {"method": "eagle", "num_speculative_tokens": K},
 }
-# Chat prompts. The answers to the first kind repeat themselves, or their prompt.
-REPETITIVE = (
-    "Repeat the following list five times, word by word: copper kettle, paper lantern, wooden spoon, glass marble, iron nail.",
-    "Count from 1 to 30, writing 'sheep number' before each number.",
-    "Write this line ten times: The night train leaves the harbour at a quarter past nine.",
-    "Copy this text twice without a change: A glacier is snow that was pressed into ice by the snow above it. It flows like"
-    " very thick honey, fastest in the middle and slowest at its bed.",
-)
+# Chat prompts, beside those of `spec_decode/prompts.py`.
 CODE = (
     "Write a Python class Stack with push, pop, peek, is_empty and size, and a docstring for each method.",
     "Write Python functions that convert between celsius, fahrenheit and kelvin, one for each direction.",
@@ -37,14 +30,17 @@ CODE = (
 WORKLOADS = ["repetitive", "code", "chat"]
 
 
-def workload(name: str, num_prompts: int) -> list[str]:
-    """Chat prompts, each kind repeated as often as it takes."""
+def workload(name: str, num_prompts: int) -> list[str | list[dict[str, str]]]:
+    """Texts to continue, or conversations. "repetitive" is what copying looks like (an edit, a quotation, a table): a passage
+    three times, and its beginning once more."""
+    from minivllm.bench.material import SENTENCES
     from minivllm.spec_decode.prompts import held_out_prompts
 
-    if name == "chat":
-        return held_out_prompts(num_prompts, seed=1)
-    texts = {"repetitive": REPETITIVE, "code": CODE}[name]
-    return [texts[i % len(texts)] for i in range(num_prompts)]
+    if name == "repetitive":
+        passages = [" ".join(sentences) for sentences in SENTENCES.values()]
+        return [f"{p}\n\n{p}\n\n{p}\n\n{' '.join(p.split()[:6])}" for p in (passages * num_prompts)[:num_prompts]]
+    texts = held_out_prompts(num_prompts, seed=1) if name == "chat" else [CODE[i % len(CODE)] for i in range(num_prompts)]
+    return [[{"role": "user", "content": text}] for text in texts]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,15 +112,16 @@ def compare(engines: dict[str, Any], name: str, size: int, args: argparse.Namesp
     return found
 
 
-def timed(llm: Any, prompts: list[str], size: int, args: argparse.Namespace) -> tuple[float, int]:
+def timed(llm: Any, prompts: list[Any], size: int, args: argparse.Namespace) -> tuple[float, int]:
     """Seconds and output tokens of the prompts, `size` at a time. The end token is ignored: all engines do the same work."""
     from minivllm import SamplingParams
 
     num_tokens, start = 0, time.perf_counter()
     for i in range(0, len(prompts), size):
-        chats = [[{"role": "user", "content": text}] for text in prompts[i : i + size]]
+        part = prompts[i : i + size]
+        run = llm.generate if isinstance(part[0], str) else llm.chat
         params = SamplingParams(temperature=args.temperature, seed=0, max_tokens=args.max_tokens, ignore_eos=True)
-        for output in llm.chat(chats, params, use_tqdm=False):
+        for output in run(part, params, use_tqdm=False):
             num_tokens += len(output.outputs[0].token_ids)
     return time.perf_counter() - start, num_tokens
 

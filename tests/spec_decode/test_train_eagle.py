@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from minivllm.attention.naive import causal_attention
 from minivllm.models.decoder import Decoder
 from minivllm.models.rope import rotary_table
-from minivllm.models.weights import load_model
-from minivllm.spec_decode.eagle import EagleHead, draft_rows
+from minivllm.models.weights import load_config, load_model
+from minivllm.spec_decode.eagle import SHIPPED, EagleHead, draft_rows
 from minivllm.spec_decode.prompts import HELD_OUT_TEMPLATES, SUBJECTS, TEMPLATES, held_out_prompts, training_prompts
 from minivllm.spec_decode.train_eagle import (
     PASSES,
@@ -134,6 +134,16 @@ def test_a_head_comes_back_as_it_was_but_for_bfloat16(tmp_path: Path, target: De
     (tmp_path / "head" / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(ValueError, match="damaged or cut short"):
         EagleHead.load(tmp_path / "head", target.config, torch.float32)
+
+
+def test_the_head_that_ships_fits_smollm2_and_is_small() -> None:
+    config = load_config("smollm2-135m", load_format="dummy")
+    head = EagleHead.load(SHIPPED, config, torch.bfloat16)
+    assert 2 in head.draft_token_ids  # the end token: else no answer's end is ever drafted
+    assert len(head.draft_token_ids.unique()) == len(head.draft_token_ids)
+    assert all(tensor.isfinite().all() for _, tensor in head.named_tensors())
+    assert (SHIPPED / "model.safetensors").stat().st_size < 12e6
+    assert "Licence" in (SHIPPED / "README.md").read_text(encoding="utf-8")
 
 
 def test_held_out_prompts_share_no_template_and_no_subject_with_training_ones() -> None:
