@@ -148,7 +148,7 @@ for value, token in zip(values.tolist(), tokens.tolist()):
 # - `model(x)` takes a 1-D `int64` tensor of token ids, `T` of them, and returns logits `[T, vocab_size]`, one row a token.
 # - Each new token is the argmax of the last row (the largest logit: *greedy*). It joins the sequence, and the model is called
 #   again with **the whole sequence**.
-# - Return a list of the new tokens only, exactly `max_new_tokens` integers. Do not stop early, whatever the tokens are.
+# - Return a list of the new tokens only, exactly `max_new_tokens` integers (not tensors). Do not stop early, whatever the tokens are.
 # - One call of the model for each new token, none besides. `max_new_tokens=0` calls nothing and returns `[]`.
 
 # %% id="exercise-2-1" tags=["nbval-check-output"]
@@ -210,9 +210,8 @@ print(tokenizer.decode(prompt + continuation))
 # %% id="exercise-2-2" tags=["nbval-check-output"]
 from checks import check
 import torch
-from minivllm.sampling_params import (
-    GREEDY_EPS,
-)  # 1e-5: a request whose temperature is below this is greedy
+# 1e-5: a request whose temperature is below this is greedy
+from minivllm.sampling_params import GREEDY_EPS
 
 REMOVED = float("-inf")
 
@@ -278,7 +277,7 @@ show(
 # Sort by probability, add up from the top, stop **with** the token that reaches p. With probabilities 0.1, 0.2, 0.3, 0.4 and p
 # = 0.6: 0.4 is not enough, 0.4 + 0.3 = 0.7 is. So the last two stay. The token that crosses the line belongs to the set.
 #
-# **`apply_top_p(logits, p)`**, `logits` `[B, V]`, `p` `[B]`, both float32:
+# **`apply_top_p(logits, p)`**, `logits` `[B, V]`, `p` `[B]` and above 0, both float32:
 #
 # - In each row the smallest such set, by that row's own p, keeps its logits exactly; all others become `-inf`. At least one
 #   token stays.

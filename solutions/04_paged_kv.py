@@ -203,7 +203,7 @@ show(
 #
 # **`free(blocks)`** takes one from the `ref_cnt` of each block in the list. One that nobody holds any more (0) is free again
 # and can be handed out again; one that somebody still holds is not. A block whose `ref_cnt` is 0 already, like the null
-# block's, raises a `ValueError`.
+# block's, raises a `ValueError`. (Blocks before it may have gone back by then.)
 #
 # In which order free blocks are handed out is up to you. Keep `num_free_blocks` right, and leave the line `capabilities` as it
 # is: it tells the engine what this pool can do.
@@ -274,6 +274,7 @@ check("4.1")
 #   last block has room, or the request holds more than it needs.
 # - If the pool has too few, return `None` and change nothing: no block is taken, no table changes. Somebody else decides what
 #   to do then.
+# - Leave the request as it is.
 # - `num_new_tokens` is at least 1: 1 in a decode step, the whole prompt in a prefill.
 
 # %% id="exercise-4-2" tags=["nbval-check-output"]

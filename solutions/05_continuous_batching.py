@@ -228,10 +228,11 @@ check("5.1")
 # - `FinishReason.STOP` if `token_id` is in `request.stop_eos_ids` (the model's own end tokens; empty if the user wants to go on
 #   after them) or in `request.stop_token_ids` (the user's);
 # - `FinishReason.LENGTH` if the request has all the output tokens it may have: `request.num_output_tokens`, which counts
-#   `token_id`, has reached `request.max_tokens`;
+#   `token_id`, has reached `request.max_tokens` (always a number, never `None`);
 # - `None` if it goes on.
 #
-# If both are true, it is `STOP`: the model was done, and the user should hear so. Only say why; the caller does the ending.
+# If both are true, it is `STOP`: the model was done, and the user should hear so. Only say why, and change nothing
+# in the request; the caller does the ending.
 
 # %% id="exercise-5-2" tags=["nbval-check-output"]
 from checks import check
@@ -382,8 +383,9 @@ for step in trace.steps:
 # %% [markdown] id="plug-in"
 # ## Plug it in
 #
-# The same scheduler, with whatever else you have built so far, under a real model. Look at the log: your scheduler did not say
-# that it can cut prompts (`chunking`), so the engine does not ask it to.
+# The same scheduler, with whatever else you have built so far, under a real model. Look at the log: a scheduler that does
+# not say that it can cut prompts (`chunking`), as yours does not, is not asked to. (If you are back here after Lab 06, its scheduler
+# is in the engine by now, and can. `use("scheduler", "5.3")` brings today's back, and `use("scheduler")` the latest.)
 
 # %% id="plug-in-run"
 logging.getLogger("minivllm").handlers = [
@@ -473,9 +475,31 @@ print(
 )
 
 # %% id="experiment-serve"
-need("3.3")
-config = lab.load_decoder().config
 dtype = str(lab.dtype).removeprefix("torch.")
+
+
+class StaticScheduler(minivllm.core.scheduler.Scheduler):
+    """Nobody starts while anybody who has started before is still running."""
+
+    def next_in_line(self):
+        is_under_way = any(request.num_output_tokens for request in self.running)
+        return None if is_under_way else super().next_in_line()
+
+
+def serve(scheduler, *workloads):
+    """A trace of each workload in an engine with this scheduler; all else is minivllm's."""
+    settings = {
+        "max_num_seqs": 8,
+        "max_model_len": 512,
+        "num_gpu_blocks_override": 300,
+        "dtype": dtype,
+    }
+    with LLM(lab.model, components={"scheduler": scheduler}, trace=True, **settings) as llm:
+        return [replay(llm, workload) for workload in workloads]
+
+
+need("3.3")  # left_pad, of Lab 03
+config = lab.load_decoder().config
 
 
 def lab_03(workload):
@@ -501,26 +525,6 @@ def lab_03(workload):
             mask = torch.cat([mask, torch.ones_like(newest, dtype=torch.bool)], dim=1)
         waits += [time.perf_counter() - started] * len(batch)
     return waits
-
-
-class StaticScheduler(minivllm.core.scheduler.Scheduler):
-    """Nobody starts while anybody who has started before is still running."""
-
-    def next_in_line(self):
-        is_under_way = any(request.num_output_tokens for request in self.running)
-        return None if is_under_way else super().next_in_line()
-
-
-def serve(scheduler, *workloads):
-    """A trace of each workload in an engine with this scheduler; all else is minivllm's."""
-    settings = {
-        "max_num_seqs": 8,
-        "max_model_len": 512,
-        "num_gpu_blocks_override": 300,
-        "dtype": dtype,
-    }
-    with LLM(lab.model, components={"scheduler": scheduler}, trace=True, **settings) as llm:
-        return [replay(llm, workload) for workload in workloads]
 
 
 waits = lab_03(work)
@@ -672,7 +676,7 @@ axes.set_title("")
 show(axes.figure, alt=alt_text(plot_timeline, tight))
 
 # %% [markdown] id="experiment-preempt-reading"
-# The red crosses are your `preempt`. The one who came last gives way, and comes back before anybody who came later. It pays with
+# The crosses are your `preempt`. The one who came last gives way, and comes back before anybody who came later. It pays with
 # a prefill over all it had, and its user with a pause. The texts are the same to the last token. In production, many
 # preemptions are a sign that more requests are let in than memory can carry.
 
@@ -715,6 +719,7 @@ save_result(
 # | "admit() got 'C'; 'B' is next in line" | `admit` takes the first in line only. Stop at the first that does not fit |
 # | "did not come back within ..." | A `while` loop without a `break`: what changes if the first in line does not fit? |
 # | "my_engine keeps the reference" | Your method uses an attribute that only your class has. Keep to what the exercise names |
+# | `name 'results' is not defined` (or `static`) | The cell that serves the 40 requests needs Lab 03's `left_pad`. Pass exercise 3.3 in Lab 03, or `skip("3.3")`, then run that cell again |
 # | Not all answers are the same | `use("scheduler", "reference")` takes minivllm's scheduler. Same answers now? Then look for the token that was lost in `preempt` |
 # | I want to use the debugger | `check("5.3", here=True)` runs in this kernel: put `breakpoint()` into your method |
 # | I am stuck | `hint("5.3")`, again for the next one, then `solution("5.3")`. `skip("5.3")` goes on without it |

@@ -166,12 +166,12 @@ show(
 #
 # {{exercise 7.1}}
 #
-# **`hash_block(parent, tokens, extra=())`** returns the name of a full block: `bytes`, all of a cryptographic digest such as
+# **`hash_block(parent, tokens, extra=())`** returns the name of a full block: `bytes`, all of a cryptographic digest of 20 bytes or more, such as
 # `hashlib.sha256(data).digest()`.
 #
 # - `parent`: the name of the block before it, or `None` for a request's first block.
 # - `tokens`: the block's token ids, a list of integers from 0 on. (A vocabulary has tens of thousands.)
-# - `extra`: what else its keys and values depend on, a tuple of pairs of strings: `(("salt", "tenant 1"),)`, or `()`.
+# - `extra`: what else its keys and values depend on, pairs of any strings, in an order that counts: `(("salt", "tenant 1"),)`, or `()`.
 #
 # Two calls give the same name exactly if all three are equal. Leave the list as it is.
 #
@@ -240,7 +240,7 @@ check("7.2")
 # **`touch(blocks)`** is called on a hit: each block gets one holder more. One that was free must leave the list
 # (`self.free_block_queue.remove(block)`, wherever it stands), or somebody else is given it.
 #
-# A request frees its blocks **tail first**; that is the manager's business. Yours is to keep the order.
+# A request frees its blocks **tail first**; the manager sees to it. Yours is to keep the order, and the list as it is.
 
 # %% id="exercise-7-3" tags=["nbval-check-output"]
 from checks import check
@@ -620,7 +620,7 @@ show(
 )
 
 # %% [markdown] id="tenants-text"
-# Up to 16 little is lost, and beyond it a lot. Hash work and table length speak for larger blocks, so most engines start with 16.
+# Up to 16 a few percent are lost, beyond it many. Hash work and table length speak for larger blocks, so most engines start with 16.
 #
 # ## What the cache gives away
 #
@@ -666,7 +666,7 @@ with LLM(lab.model, components=mine, max_model_len=512, num_gpu_blocks_override=
 # same length, and `children`, a dictionary from a child's *first* key to the child. The root holds nothing itself.
 #
 # **`match_prefix(keys)`** returns the blocks of the longest path that says what `keys` say: follow the child of the next key, compare key by
-# key, stop inside a node where they part or where `keys` end. Nothing is changed. (Inserting, splitting and evicting are given:
+# key, stop inside a node where they part or where `keys` end. `keys` may be empty. Nothing is changed. (Inserting, splitting and evicting are given:
 # `minivllm/core/radix_cache.py`.)
 
 # %% id="exercise-7-4" tags=["nbval-check-output"]
@@ -871,7 +871,7 @@ show(
 # - **Erasing names at `free`.** Everything works, and nothing is ever found: the cache *is* the free blocks.
 # - **Freeing head first.** Every eviction takes the start of a prefix, and the rest is dead memory.
 # - **Naming what is not computed.** Draft tokens may be rejected, and a step may fail: then the name must go again.
-# - **One cache for all tenants.** The time to first token tells whether anybody has sent this.
+# - **One cache for all tenants.** It tells what others sent.
 
 # %% [markdown] id="help"
 # ## Help: I get ...

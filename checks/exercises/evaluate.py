@@ -179,7 +179,7 @@ class _Words:
             limit = self._limits.output_bytes >> 20
             return Verdict(
                 "output",
-                f"It printed more than {limit} MiB and was stopped. Is there a print in a long loop, or in one that never ends?",
+                f"It printed more than {limit} MiB and was stopped. Is there a print in a loop that is long, or never ends?",
             )
         if outcome.status < 0:
             return Verdict("exit", f"Python crashed while running it (signal {-outcome.status}).")

@@ -100,7 +100,7 @@ def judge_bytes(case: Case, output: Any) -> Verdict:
         return Verdict("wrong type", "It returned None. Is a `return` missing?")
     if not _is_number(output):
         return _no_number(output)
-    if not isinstance(output, int):
+    if weights_only and not isinstance(output, int):
         told = f"It should return an integer, and returned {output!r}, a float. Nothing has to be divided here (or use //)."
         return Verdict("wrong type", told)
     matrices = _matrices(case["sizes"])

@@ -92,7 +92,9 @@ def _judge_calls(prompt: list[int], new: int, produced: list[int], calls: list[l
         return Verdict("wrong calls", told + why)
     told = f"It called the model {times(len(calls))} to make {count(new, 'token')}."
     if len(calls) > new:
-        extra = "No call is needed at all." if new == 0 else "One call for each token, and none before or after the loop."
+        extra = "No call is needed at all." if new == 0 else "The last call's logits are not used."
+        if new and calls[-1] == calls[-2]:
+            extra = "Two calls saw the same tokens. One call for each token is enough, and none before the loop."
         return Verdict("wrong calls", f"{told} {extra}")
     if len(produced) != new:
         hint = " How often does the loop run? (Nothing ends it early: end tokens come later.)" if len(produced) < new else ""
@@ -379,10 +381,12 @@ def _judge_temperature(case: Case, output: Any) -> Verdict:
                 return Verdict(
                     "wrong value", f"{told} It is a greedy row: its largest logit must stay token {int(before.argmax())}'s."
                 )
-            if not torch.equal(after, before):
-                return Verdict("wrong value", _greedy_reason(row, before, after, temperature))
         elif not torch.allclose(after, before / temperature, rtol=1e-4, atol=1e-5):
             return Verdict("wrong value", _temperature_reason(case, row, before, after, temperature))
+    for row, temperature in enumerate(case["setting"]):
+        before, after = torch.tensor(case["logits"][row]), output["returned"][row]
+        if temperature < GREEDY_EPS and not torch.equal(after, before):
+            return Verdict("wrong value", _greedy_reason(row, before, after, temperature))
     return RIGHT
 
 

@@ -211,6 +211,7 @@ def schedule_cases(seed: int) -> list[Case]:
         ("A9+2 B8+2 C2+2 ...", {"budget": 16}),
         ("A2+3 B2+3 C2+3 ...", {"budget": 16, "seats": 2}),
         ("A2+1 B2+3 C2+3 ...", {"budget": 16, "seats": 2}),
+        ("A1+3 B1+3 C1+3 ...", {"budget": 3, "seats": 3}),
         ("A7+9 B9+9 C3+2 ...", {"budget": 32, "blocks": 5}),
         ("A7+6 B7+6 C2+6 ...", {"budget": 32, "blocks": 5}),
         ("A7+9 B7+9 C7+9 .. D2+2 ...", {"budget": 32, "blocks": 6}),
@@ -255,6 +256,10 @@ def _words_of_step(world: World, wanted: dict[str, int], found: dict[str, int]) 
             )
         if found[name] != request.tokens:
             return f"{name} has {count(request.tokens, 'token')}: a prompt goes in whole or not at all. Pieces are Lab 06."
+    if prompts and running and len(running) + len(prompts) > world.case["seats"]:
+        late = prompts[max(0, world.case["seats"] - len(running))]
+        told = f"{len(running)} {is_or_are(len(running))} running already, and max_num_seqs is {world.case['seats']}"
+        return f"{told}: {late} must wait."
     if broken := limits_broken(world, found):
         return broken
     if prompts and decodes:
@@ -312,6 +317,7 @@ def preempt_cases(seed: int) -> list[Case]:
         (ranked, [["E", 2, 0, 1]], "pick pick pick pick", {"policy": "priority"}),
         (ranked, [["E", 2, 0, 3]], "preempt:D pick", {"policy": "priority"}),
         (three, [], "pick", {"caching": True}),
+        (three, [], "preempt:C", {"num_preemptions": 2}),
     ]
     for policy in ("fcfs", "priority"):
         names = iter("ABCDEFGHIJ")
@@ -329,6 +335,8 @@ def _preempt_case(running: list[list[Any]], waiting: list[list[Any]], script: st
         return ", ".join(f"{r[0]} (priority {r[3]})" if ranked else r[0] for r in requests) or "nobody"
 
     do = "; ".join("preempt(pick_victim())" if word == "pick" else f"preempt({word[-1]})" for word in words)
+    earlier = settings.get("num_preemptions", 0)
+    do += f" (each was preempted {times(earlier)} before)" if earlier else ""
     call = f"{'priority' if ranked else 'fcfs'}, running {told(running)}, waiting {told(waiting)}: {do}"
     return {"running": running, "waiting": waiting, "script": words, "policy": "fcfs", **settings, "call": call}
 
@@ -411,13 +419,19 @@ def _wrong_preempt(victim: str, found: dict[str, Any], wanted: dict[str, Any], c
         return f"its status is {found['status']!r}, and should be RequestStatus.PREEMPTED."
     if found["drafts"]:
         return "its draft tokens are still there. They were guesses for a next step that does not come: spec_token_ids = []."
+    if any(isinstance(name, Opaque) for name in found["told"]):
+        return "self.preempted_req_ids holds the request; its request_id is wanted."
     if found["told"] != wanted["told"]:
         return (
             f"self.preempted_req_ids is {found['told']}, and should be {wanted['told']}. The worker hears of it there; else"
             " it keeps"
             " the request, with a block table that is another's by now."
         )
-    if found["num_preemptions"] != 1:
+    earlier = case.get("num_preemptions", 0)
+    if found["num_preemptions"] != earlier + 1 and earlier:
+        told = f"its num_preemptions is {found['num_preemptions']}, and should be {earlier + 1}."
+        return f"{told} It had given way {times(earlier)} before: one more."
+    if found["num_preemptions"] != 1 + earlier:
         return f"its num_preemptions is {found['num_preemptions']}. It has given way {times(1)}: that is counted."
     if found["still_cached"] != wanted["still_cached"]:
         return (

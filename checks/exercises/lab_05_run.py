@@ -41,14 +41,20 @@ def run_finish(module: ModuleType, case: Case) -> dict[str, Any]:
     )
     request.all_token_ids += case["outputs"]
     scheduler = new_scheduler(module, {})
+    before = _all_of(request)
     returned = scheduler.finish_reason(request, case["outputs"][-1])
     is_reason = isinstance(returned, FinishReason)
-    tokens = [*case["prompt"], *case["outputs"]]
     return {
         "returned": returned.value if is_reason else returned,
         "is_reason": is_reason,
-        "changed": request.all_token_ids != tokens or request.is_finished or request.finish_reason is not None,
+        "changed": _all_of(request) != before,
     }
+
+
+def _all_of(request: Request) -> str:
+    return repr(
+        {name: getattr(request, name) for name in dir(request) if not callable(getattr(request, name)) and name[0] != "_"}
+    )
 
 
 # --------------------------------------------------------------------------------------------------- a scheduler, driven
@@ -159,6 +165,8 @@ def run_preempt(module: ModuleType, case: Case) -> dict[str, Any]:
     for name, prompt, _, priority in case["waiting"]:
         scheduler.add_request(new_request(name, prompt, 100, priority))
     requests = dict(scheduler.requests)
+    for request in scheduler.running:
+        request.num_preemptions = case.get("num_preemptions", 0)
     trace: list[Any] = []
     for word in case["script"]:
         before = list(scheduler.running)

@@ -10,14 +10,14 @@ import random
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Check, Verdict
-from checks.exercises.lab_05_steps import World, chunk, judge_steps, limits_broken, steps_case, unified
+from checks.exercises.lab_05_steps import World, chunk, judge_steps, limits_broken, snapshot, steps_case, unified
 from checks.exercises.words import count
 
 # ----------------------------------------------------------------------------------------------------- 6.1 num_new_tokens
 
 _PLAIN: dict[str, Any] = {
-    "tokens": 6, "computed": 5, "drafts": 0, "placeholders": 0, "budget": 16, "cached": 0, "threshold": 0, "num_requests": 3,
-    "max_model_len": 100, "chunked": True,
+    "tokens": 6, "outputs": 0, "computed": 5, "drafts": 0, "placeholders": 0, "budget": 16, "cached": 0, "threshold": 0,
+    "num_requests": 3, "max_model_len": 100, "chunked": True,
 }  # fmt: skip
 
 
@@ -43,6 +43,8 @@ def new_tokens_cases(seed: int) -> list[Case]:
         {"tokens": 17, "computed": 0, "chunked": False},
         {"tokens": 24, "computed": 0, "cached": 8, "chunked": False},
         {"tokens": 8, "computed": 7, "drafts": 3, "budget": 2, "chunked": False},
+        {"tokens": 25, "outputs": 20, "computed": 0, "chunked": False},
+        {"tokens": 25, "outputs": 20, "computed": 0, "threshold": 8},
     ]
     drawn = []
     for _ in range(12):
@@ -65,6 +67,7 @@ def new_tokens_cases(seed: int) -> list[Case]:
 
 def _new_tokens_case(case: Case) -> Case:
     told = [f"{count(case['tokens'], 'token')}, {case['computed']} computed"]
+    told += [f"{count(case['outputs'], 'output')} among them"] if case["outputs"] else []
     told += [f"{count(case['drafts'], 'draft')}"] if case["drafts"] else []
     told += [f"num_output_placeholders {case['placeholders']}"] if case["placeholders"] else []
     limits = [f"long_prefill_token_threshold {case['threshold']}"] if case["threshold"] else []
@@ -114,6 +117,11 @@ def _why_tokens(case: Case, returned: int, wanted: int) -> str:
     whole = case["tokens"] - computed
     ways: list[tuple[bool, int, str]] = [
         (
+            case["outputs"] > 0,
+            returned,
+            f"It was preempted, and computes its {count(case['outputs'], 'output')} again too: request.num_tokens counts them.",
+        ),
+        (
             not case["chunked"] and whole > budget,
             new_tokens(case, chunked=True),
             f"Chunks are off (self.chunked_prefill): {count(whole, 'token')} of it are missing, the budget holds {budget},"
@@ -125,6 +133,12 @@ def _why_tokens(case: Case, returned: int, wanted: int) -> str:
             0,
             "Only a prompt must go in whole. This one lacks a single token; its drafts may be cut.",
         ),
+        (
+            not case["chunked"] and whole == budget,
+            0,
+            f"Chunks are off, and the budget of {budget} holds exactly what it lacks: it goes in whole.",
+        ),
+        (case["chunked"] and whole > budget, 0, "Chunks are on (self.chunked_prefill is True): a piece of it is enough."),
         (
             threshold > 0 and case["num_requests"] == 1,
             new_tokens(case, num_requests=2),
@@ -222,6 +236,7 @@ def judge_unified(case: Case, output: Any) -> Verdict:
 def _words_of_step(world: World, wanted: dict[str, int], found: dict[str, int]) -> str:
     if broken := limits_broken(world, found):
         return broken
+    _, gave_way = unified(snapshot(world))
     running, waiting = {r.name: r for r in world.running}, {r.name: r for r in world.waiting}
     left = world.case["budget"]
     for name, n in wanted.items():
@@ -231,12 +246,19 @@ def _words_of_step(world: World, wanted: dict[str, int], found: dict[str, int]) 
         if found[name] != n:
             if request.cached and found[name] >= n + request.cached - 1 and name in waiting:
                 return f"{request.cached} of {name}'s tokens are in the prefix cache: get_computed_blocks found them."
+            hint = ""
+            if gave_way and found[name] < n:
+                hint = f" {gave_way[0]} gave way in this step, and its tokens are free again: self.budget_left(step) knows."
             lacks = count(request.tokens - (request.computed if name in running else request.cached), "token")
-            return f"{name} lacks {lacks}, and {left} of the budget are left when its turn comes: num_new_tokens says {n}."
+            return (
+                f"{name} lacks {lacks}, and {left} of the budget are left when its turn comes: num_new_tokens says {n}.{hint}"
+            )
         left -= n
     extra = next(name for name in found if name not in wanted)
     if extra in waiting and any(r.name in running and r.name not in wanted for r in world.running):
         return f"Somebody had to give way in this step, and {extra} is let in? It would take the blocks that were just freed."
+    if extra in gave_way:
+        return f"{extra} gave way in this very step, and does not run any more: self.running_in_order() passes over it."
     if extra in running:
         return f"A request had to give way itself: advance said False. That ends the loop, so {extra}, behind it, gets nothing."
     return f"{extra} does not fit."
@@ -252,7 +274,7 @@ def _words_of_missing(world: World, name: str, left: int, found: dict[str, int])
                 f"{idle.name}'s token is in flight, so it has nothing to compute; {name}, behind it, has: go on, do not stop."
             )
         first = next((n for n in found if n not in running), None)
-        after = f" before {first} may start" if first else ""
+        after = f", and only then may {first} start" if first else ""
         return f"{name} runs, and lacks {count(running[name].tokens - running[name].computed, 'token')}: it comes first{after}."
     request = next(r for r in world.waiting if r.name == name)
     piece = " A piece of its prompt is enough to start with." if request.tokens > left else ""

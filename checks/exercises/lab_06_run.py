@@ -18,7 +18,8 @@ def run_new_tokens(module: ModuleType, case: Case) -> dict[str, Any]:
     scheduler.long_prefill_token_threshold = case["threshold"]
     scheduler.max_model_len = case["max_model_len"]
     scheduler.chunked_prefill = case["chunked"]
-    request = new_request("A", case["tokens"], 100)
+    request = new_request("A", case["tokens"] - case["outputs"], 100)
+    request.all_token_ids += [5] * case["outputs"]
     request.num_computed_tokens = case["computed"]
     request.spec_token_ids = [7] * case["drafts"]
     request.num_output_placeholders = case["placeholders"]

@@ -4,16 +4,23 @@ only."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.words import count
 from checks.sandbox.plain import Opaque
 
+NUMBER = Opaque("block number")  # a number where a block should be
+
 # --------------------------------------------------------------------------------------------------------- 7.1 hash_block
 
-Call = list[Any]  # [number of the call that made the parent, or None; tokens; extra]
+Call = list[Any]  # [number of the call that made the parent, or its bytes in hexadecimal, or None; tokens; extra]
 SALT_A, SALT_B, LORA_A = [["salt", "a"]], [["salt", "b"]], [["lora", "a"]]
+_PAIRS = [[["lora", "a"], ["salt", "b"]], [["lora", "a"], ["salt", "c"]], [["salt", "b"], ["lora", "a"]], [["lora", "a"]]]
+_SIGNS = ("", ",", ";", ":", "=", "|", "/", " ", "\n", "\0")
+_BORDERS = [[["a", f"1{between}b{inside}2"]] for between in _SIGNS for inside in _SIGNS]  # written out, ("a", "1"), ("b", "2")
+_PARENTS = [bytes(200 if i == at else i + 1 for i in range(32)) for at in (0, 10, 20, 31)]  # one byte differs
 
 
 def hash_cases(seed: int) -> list[Case]:
@@ -34,6 +41,13 @@ def hash_cases(seed: int) -> list[Case]:
         [[None, [5, 9], [["lora", "a"], ["salt", "b"]]], [None, [5, 9], [["lora", "ab"], ["salt", ""]]]],
         [[None, [5, 9], SALT_A], [None, [5, 9], SALT_B], [0, [3, 4], []], [1, [3, 4], []]],
     ]
+    long = list(range(100, 115))
+    by_hand += [
+        [[None, [*long, 7], []], [None, [*long, 8], []]],
+        [[None, [5, 9], pairs] for pairs in _PAIRS],
+        [[None, [5, 9], pairs] for pairs in [[["a", "1"], ["b", "2"]], [["a", "bc"]], [["ab", "c"]], *_BORDERS]],
+        [[parent.hex(), [3, 4], []] for parent in _PARENTS],
+    ]
     chain = [[rng.randrange(49152) for _ in range(16)] for _ in range(6)]
     other = [row[:] for row in chain]
     other[rng.randrange(2)][rng.randrange(16)] += 1
@@ -44,7 +58,7 @@ def hash_cases(seed: int) -> list[Case]:
 
 
 def _hash_case(calls: list[Call]) -> Case:
-    parents = {parent for parent, _, _ in calls}
+    parents = {parent for parent, _, _ in calls if isinstance(parent, int)}
     shown = [(f"h{i} = " if i in parents else "") + _show_call(call) for i, call in enumerate(calls)]
     return {"calls": calls, "call": "; ".join(shown if len(shown) <= 5 else [*shown[:3], f"... ({len(shown)} calls)"])}
 
@@ -53,7 +67,8 @@ def _show_call(call: Call) -> str:
     parent, tokens, extra = call
     pairs = tuple(map(tuple, extra))
     shown = str(tokens) if len(tokens) <= 6 else f"[{tokens[0]}, {tokens[1]}, ... {count(len(tokens), 'token')}]"
-    return f"hash_block({'None' if parent is None else f'h{parent}'}, {shown}{f', {pairs}' if pairs else ''})"
+    before = f"bytes.fromhex({parent!r})" if isinstance(parent, str) else "None" if parent is None else f"h{parent}"
+    return f"hash_block({before}, {shown}{f', {pairs}' if pairs else ''})"
 
 
 def judge_hash(case: Case, output: Any) -> Verdict:
@@ -61,6 +76,9 @@ def judge_hash(case: Case, output: Any) -> Verdict:
     for call, (kind, value) in zip(calls, returned, strict=True):
         if wrong := _judge_type(kind, value, _show_call(call)):
             return wrong
+    if output["calls_hash"]:
+        told = f"{_show_call(calls[0])} calls Python's hash(). It has 64 bits and can be forced to collide, and a digest of it"
+        return Verdict("wrong value", f"{told} collides with it. Give the digest the parent, the tokens and extra themselves.")
     for j, second in enumerate(calls):
         for i, first in enumerate(calls[:j]):
             is_same, looks_same = _meaning(calls, i) == _meaning(calls, j), returned[i] == returned[j]
@@ -77,7 +95,7 @@ def judge_hash(case: Case, output: Any) -> Verdict:
 
 def _judge_type(kind: str, value: Any, call: str) -> Verdict | None:
     if kind == "bytes":
-        if len(value) >= 32:  # hexadecimal: 16 bytes
+        if len(value) >= 40:  # hexadecimal: 20 bytes
             return None
         told = f"{call} returned {count(len(value) // 2, 'byte')}. With so few, two blocks meet by chance, or by intent: take"
         return Verdict("wrong value", f"{told} all of a digest like SHA-256's.")
@@ -96,7 +114,7 @@ def _judge_type(kind: str, value: Any, call: str) -> Verdict | None:
 
 def _meaning(calls: list[Call], index: int) -> Any:
     parent, tokens, extra = calls[index]
-    return None if parent is None else _meaning(calls, parent), tokens, extra
+    return _meaning(calls, parent) if isinstance(parent, int) else parent, tokens, extra
 
 
 def _why_other(calls: list[Call], i: int, j: int) -> str:
@@ -105,7 +123,12 @@ def _why_other(calls: list[Call], i: int, j: int) -> str:
         return "What stands before them differs, so their KV does: the parent belongs into the name."
     if extra != other:
         pairs = [tuple(map(tuple, x)) for x in (extra, other)]
-        return f"Their extra keys are {pairs[0]} and {pairs[1]}: one tenant would find the other's block."
+        told = f"Their extra keys are {pairs[0]} and {pairs[1]}: one tenant would find the other's block."
+        if sorted(pairs[0]) == sorted(pairs[1]):
+            return f"{told} The order of the pairs counts."
+        if "".join(map("".join, extra)) == "".join(map("".join, other)) or len(extra) != len(other):
+            return f"{told} Every pair counts, and a text may hold any sign: repr(extra) says where each begins and ends."
+        return told
     if sorted(first) == sorted(second):
         return "The same tokens in another order are another text."
     if "".join(map(str, first)) == "".join(map(str, second)) or sum(first) == sum(second):
@@ -137,6 +160,7 @@ def hit_cases(seed: int) -> list[Case]:
         (1, 8, [0, 1]),
     ]
     cases = [_hit_case(rng, 4, *args) for args in by_hand]
+    cases += [_hit_case(rng, 4, 14, 0, [0, 1, 2], held) for held in ([0], [1], [0, 1, 2])]
     for size in (1, 3, 16):
         tokens = rng.randint(4 * size, 8 * size)
         blocks = tokens // size
@@ -145,11 +169,15 @@ def hit_cases(seed: int) -> list[Case]:
     return cases
 
 
-def _hit_case(rng: random.Random, size: int, num_prompt: int, num_outputs: int, cached: list[int]) -> Case:
+def _hit_case(
+    rng: random.Random, size: int, num_prompt: int, num_outputs: int, cached: list[int], held: Sequence[int] = ()
+) -> Case:
     tokens = [rng.randrange(100, 1000) for _ in range(num_prompt + num_outputs)]
     ids = rng.sample(range(1, 40), len(cached))
     state = f"a request of {count(num_prompt, 'token')}" + (f" and {count(num_outputs, 'output')}" if num_outputs else "")
-    found = ", ".join(f"its block {i} is cached (in block {b})" for i, b in zip(cached[:4], ids, strict=False))
+    holders = dict.fromkeys(held, ", which another request holds")
+    places = zip(cached[:4], ids, strict=False)
+    found = ", ".join(f"its block {i} is cached (in block {b}{holders.get(i, '')})" for i, b in places)
     more = f", and {len(cached) - 4} more" if len(cached) > 4 else ""
     call = f"find_longest_cache_hit(request): block size {size}, {state}; {found or 'nothing of it is cached'}{more}"
     return {
@@ -157,6 +185,7 @@ def _hit_case(rng: random.Random, size: int, num_prompt: int, num_outputs: int, 
         "tokens": tokens,
         "num_prompt": num_prompt,
         "cached": dict(zip(map(str, cached), ids, strict=True)),
+        "held": [block for i, block in zip(cached, ids, strict=True) if i in held],
         "call": call,
     }
 
@@ -174,29 +203,50 @@ def judge_hit(case: Case, output: Any) -> Verdict:
     if returned != wanted:
         why = _why_hits(case, cached, run, returned)
         return Verdict("wrong value", f"It returned blocks {returned}, and should return {wanted}.{why}")
-    if output["ref_cnt"] or output["num_free"] != output["num_free_before"]:
+    if output["has_copies"]:
+        return Verdict(
+            "wrong value", "The numbers are right, but those are copies. Return the blocks of get_cached_block itself."
+        )
+    if output["names_changed"]:
+        told = "The blocks are right, but the list that extend_block_hashes returned was changed. It is the request's own:"
+        return Verdict("input changed", f"{told} its blocks would be hashed again. Take a slice, which is a copy.")
+    if output["changed"] or output["num_free"] != output["num_free_before"]:
         told = "The blocks are right, but the pool was changed. A lookup takes nothing: the request may not fit yet."
         return Verdict("wrong calls", told)
     return RIGHT
 
 
-def _judge_list(returned: Any) -> Verdict | None:
+def _judge_list(returned: Any, source: str = "that get_cached_block gives") -> Verdict | None:
     if returned is None:
         return Verdict("wrong type", "It should return a list of blocks, and returned None. Is a `return` missing?")
     if isinstance(returned, list) and all(type(block) is int for block in returned):
         return None
     if isinstance(returned, list) and any(block is None for block in returned):
         return Verdict("wrong value", "There is a None among the blocks: get_cached_block found nothing there. Stop before it.")
+    if isinstance(returned, list) and NUMBER in returned:
+        told = "It should return the blocks themselves, and returned their numbers."
+        return Verdict("wrong type", f"{told} The engine asks each for its ref_cnt: leave out .block_id.")
     if isinstance(returned, list) and all(isinstance(block, Opaque) and "bytes" in block.type_name for block in returned):
         return Verdict("wrong type", "It should return blocks, and returned hashes. get_cached_block(hash) gives the block.")
-    shown = str(returned) if isinstance(returned, Opaque) else f"a {type(returned).__name__}"
-    what = f"a list of {returned[0]}" if isinstance(returned, list) and isinstance(returned[0], Opaque) else shown
-    return Verdict("wrong type", f"It should return a list of the blocks that get_cached_block gives, and returned {what}.")
+    what = _kind(returned)
+    if isinstance(returned, list):
+        what = f"a list with {_kind(next(block for block in returned if type(block) is not int))} in it"
+    return Verdict("wrong type", f"It should return a list of the blocks {source}, and returned {what}.")
+
+
+def _kind(value: Any) -> str:
+    """ "a list", "an int"; of what is not plain data its type."""
+    name = value.type_name if isinstance(value, Opaque) else type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _why_hits(case: Case, cached: dict[int, int], run: int, returned: list[int]) -> str:
     size, num_tokens, num_prompt = case["block_size"], len(case["tokens"]), case["num_prompt"]
     most = (num_tokens - 1) // size
+    skipped = [block for block in case["held"] if block in [cached[i] for i in range(min(run, most))] and block not in returned]
+    if case["held"] and (skipped or len(returned) < min(run, most)):
+        told = f" Block {(skipped or case['held'])[0]} is held by another request."
+        return f"{told} It is only read, so any number may read it at once: ref_cnt does not end the walk."
     if returned == [cached[i] for i in range(run)] and run > most:
         return (
             f" All {num_tokens} tokens would come from the cache, and no token would be computed: the next one is sampled from"

@@ -152,6 +152,8 @@ def _judge_call(
                 "nobody holds that block: its ref_cnt is 0. It should raise ValueError, else it stands in the free list twice."
             )
             return Verdict("wrong value", told)
+        if min(answer["ref_cnt"]) < 0:
+            return Verdict("wrong value", "it raised ValueError, and left a ref_cnt of -1 behind. Look first, then count down.")
         return None
     if "error" in answer:
         kind, message = answer["error"]
@@ -166,7 +168,13 @@ def _judge_call(
             told = f"afterwards block {block} has ref_cnt {answer['ref_cnt'][block]}, and should have {wanted}."
             told += " touch() adds a holder." if step[0] == "touch" else " free() takes one holder away."
             return Verdict("wrong value", told)
-    return _judge_hashes(ledger, answer) or _judge_order(ledger, step, answer["free"], before)
+    if wrong := _judge_hashes(ledger, answer) or _judge_order(ledger, step, answer["free"], before):
+        return wrong
+    if answer["list_changed"]:
+        return Verdict(
+            "input changed", "the pool is right, but the list `blocks` was changed. It is the caller's: only read it."
+        )
+    return None
 
 
 def _judge_hashes(ledger: _Ledger, answer: dict[str, Any]) -> Verdict | None:
@@ -190,6 +198,13 @@ def _judge_order(ledger: _Ledger, step: list[Any], found: list[int], before: dic
     cached = [block for block in found if block in ledger.hash_of]
     worthless = [block for block in found if block not in ledger.hash_of]
     if cached and worthless and found.index(cached[0]) < found.index(worthless[-1]):
+        freed = [block for block in ledger.free if before.get(block, 0) > 0]
+        if freed and all(block in ledger.hash_of for block in freed):
+            told = (
+                f"the free list is {found}, front first. Block {freed[0]} has a block_hash and could be hit again, and stands"
+            )
+            told += f" before block {worthless[-1]}, which nobody can find: what has a hash goes to the back (append)."
+            return Verdict("wrong value", told)
         told = (
             f"the free list is {found}, front first. Block {cached[0]} is cached and would be evicted before block"
             f" {worthless[-1]}, in which nobody can find anything. Where does a block without a hash belong?"

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from checks.exercises import Case
+from checks.sandbox.plain import Opaque
 from minivllm.core.block_hash import extend_block_hashes, hash_block
 from minivllm.core.block_pool import BlockPool, KVCacheBlock
 from minivllm.core.radix_cache import RadixNode
@@ -14,10 +15,17 @@ from minivllm.core.request import Request
 from minivllm.sampling_params import SamplingParams
 
 
+def _id_of(block: Any) -> Any:
+    """A number the student returned may not pass for a block's."""
+    if isinstance(block, KVCacheBlock):
+        return block.block_id
+    return Opaque("block number") if type(block) is int else block
+
+
 def ids_of(returned: Any) -> Any:
     """A list of blocks as their numbers; what is no list of blocks as it is."""
     if isinstance(returned, (list, tuple)):
-        ids = [block.block_id if isinstance(block, KVCacheBlock) else block for block in returned]
+        ids = [_id_of(block) for block in returned]
         return ids if isinstance(returned, list) else tuple(ids)
     return returned
 
@@ -28,14 +36,24 @@ def ids_of(returned: Any) -> Any:
 def run_hash(module: ModuleType, case: Case) -> dict[str, Any]:
     names: list[Any] = []
     tokens_after = []
+    calls_hash: list[bool] = []
+
+    def watched(value: object) -> int:
+        calls_hash.append(True)
+        return hash(value)
+
+    if "hash" not in vars(module):
+        vars(module)["hash"] = watched
     for parent, tokens, extra in case["calls"]:
         given = list(tokens)
         pairs = tuple(map(tuple, extra))
-        before = None if parent is None else names[parent]
+        before = bytes.fromhex(parent) if isinstance(parent, str) else None if parent is None else names[parent]
         names.append(module.hash_block(before, given, pairs) if pairs else module.hash_block(before, given))
         tokens_after.append(given)
+    if vars(module)["hash"] is watched:
+        del vars(module)["hash"]
     returned = [["bytes", name.hex()] if isinstance(name, bytes) else ["other", name] for name in names]
-    return {"returned": returned, "tokens": tokens_after}
+    return {"returned": returned, "tokens": tokens_after, "calls_hash": bool(calls_hash)}
 
 
 # ---------------------------------------------------------------------------------------------- 7.2 find_longest_cache_hit
@@ -53,11 +71,16 @@ def run_hit(module: ModuleType, case: Case) -> dict[str, Any]:
     hashes = extend_block_hashes(make_request("earlier"), size, hash_block)
     for index, block_id in case["cached"].items():
         pool.publish(pool.blocks[block_id], hashes[int(index)])
-    before = pool.num_free_blocks
-    returned = module.KVCacheManager(pool, size, hash_block).find_longest_cache_hit(make_request("request"))
+    pool.touch([pool.blocks[block_id] for block_id in case["held"]])
+    before, held = pool.num_free_blocks, [block.ref_cnt for block in pool.blocks]
+    request = make_request("request")
+    returned = module.KVCacheManager(pool, size, hash_block).find_longest_cache_hit(request)
+    blocks = [b for b in returned if isinstance(b, KVCacheBlock)] if isinstance(returned, list) else []
     return {
         "returned": ids_of(returned),
-        "ref_cnt": [block.block_id for block in pool.blocks if block.ref_cnt],
+        "has_copies": any(not any(block is own for own in pool.blocks) for block in blocks),
+        "names_changed": request.block_hashes not in ([], hashes),
+        "changed": held != [block.ref_cnt for block in pool.blocks],
         "num_free_before": before,
         "num_free": pool.num_free_blocks,
     }
@@ -86,6 +109,7 @@ def run_pool(module: ModuleType, case: Case) -> dict[str, Any]:
             blocks = list(made[owner]) if name == "touch" else made[owner][::-1]
             if name == "touch":
                 made[rest[0]] = list(blocks)
+            given = [id(block) for block in blocks]
             may_fail = name == "free" and any(block.ref_cnt < 1 for block in blocks)
             try:
                 call(blocks)
@@ -93,6 +117,7 @@ def run_pool(module: ModuleType, case: Case) -> dict[str, Any]:
                 if not isinstance(error, ValueError) and not may_fail:
                     raise
                 answer["error"] = [type(error).__name__, str(error)[:300]]
+            answer["list_changed"] = given != [id(block) for block in blocks]
         answer["free"] = [block.block_id for block in pool.free_block_queue]
         answer["ref_cnt"] = [block.ref_cnt for block in pool.blocks]
         answer["cached"] = [block.block_hash is not None for block in pool.blocks]

@@ -89,7 +89,7 @@ def judge_match(case: Case, output: Any) -> Verdict:
         )
         wanted = max(wanted, blocks[:n], key=len)
     returned = output["returned"]
-    if wrong := _judge_list(returned):
+    if wrong := _judge_list(returned, source="that the nodes hold (node.blocks)"):
         return wrong
     if returned != wanted:
         why = _why_match(case, returned, wanted)

@@ -40,8 +40,8 @@ def use(seam: str = "", exercise: str | None = None) -> None:
     CheckFailed for what does not fit."""
     if str(seam) in table():
         its = table()[str(seam)].seam
-        how = f'use("{its}", "{seam}") takes its answer.' if its else "It builds no component."
-        raise CheckFailed(f"{seam!r} is an exercise. The component comes first: {how}")
+        how = f'the component comes first: use("{its}", "{seam}").' if its else "and builds no component."
+        raise CheckFailed(f"{seam!r} is an exercise, {how}")
     if not seam:
         raise CheckFailed(f'Which component? As in use("sampler", "reference"). Components are: {", ".join(SEAMS)}.')
     if seam not in SEAMS:

@@ -58,11 +58,12 @@ def reset(what: str = "") -> None:
     """Forget an exercise ("2.1") or a whole lab ("02"): what was passed, hints, predictions, answers. Cells are left as they
     are."""
     what = str(what).strip()
+    if not what:
+        raise CheckFailed('Which exercise, or which lab? reset("2.1") forgets an exercise, reset("02") a lab.')
     lab = what.zfill(2)
     rows = [row for row in table().values() if row.id == what or ("." not in what and row.lab == lab)]
     if not rows or not has_checks(rows[0].lab):
-        told = f"There is no exercise and no lab {what!r} here." if what else "Which exercise, or which lab?"
-        raise CheckFailed(f'{told} reset("2.1") forgets an exercise, reset("02") a lab.')
+        raise CheckFailed(f'There is no exercise and no lab {what!r} here. Try reset("2.1") or reset("02").')
     with changing_progress() as state:
         for row in rows:
             state["exercises"].pop(row.id, None)

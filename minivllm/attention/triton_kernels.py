@@ -351,16 +351,17 @@ class Tiles:
 
     def shared_memory(self, head_dim: int, itemsize: int, limits: Limits) -> int:
         """Bytes a program needs, at most: tiles of keys and of values (two of each where the tensor cores read them from there,
-        as Hopper's do), the queries, and the weights on their way to the second product."""
+        as Hopper's do), the queries (twice without tensor cores), and the weights on their way to the second product."""
         buffers = 2 if limits.capability >= (9, 0) else 1
+        queries = 1 if limits.capability >= (8, 0) else 2
         D = triton.next_power_of_2(head_dim)
-        return ((2 * buffers * self.TILE + self.TILE_Q) * D + self.TILE_Q * self.TILE) * itemsize + 1024
+        return ((2 * buffers * self.TILE + queries * self.TILE_Q) * D + self.TILE_Q * self.TILE) * itemsize + 1024
 
 
 def choose_tiles(rows: int | None, head_dim: int, itemsize: int, limits: Limits) -> Tiles:
     """The first choice that fits. rows: of a decode, padded; None for a prefill, which may choose its own.
 
-    The choices are the largest that compile without spilled registers. Triton uses tensor cores for 16-bit numbers from compute
+    The choices are the largest that compile without spilled registers (two of them at most). Triton uses tensor cores for 16-bit numbers from compute
     capability 8.0 on; float32, which is multiplied as it is and not rounded to TF32, and older GPUs take more registers.
     """
     has_tensor_cores = itemsize == 2 and limits.capability >= (8, 0)

@@ -109,7 +109,7 @@ def test_an_exercise_may_be_named_without_quotation_marks(run_cells: Run) -> Non
 
 def test_one_right_case_is_one_case(run_cells: Run) -> None:
     (shown,) = run_cells('from checks import check\ndef double(x):\n    return x + 2\n\ncheck("0.0")')
-    assert "1 of 7 cases is right; this is the smallest that is not." in shown
+    assert "1 of 8 cases is right; this is the smallest that is not." in shown
 
 
 def test_other_ways_to_write_the_check_work_too(run_cells: Run) -> None:
@@ -184,7 +184,7 @@ def test_reset_forgets_an_exercise_and_a_lab(run_cells: Run, student: Path) -> N
 
 def test_a_passed_answer_becomes_a_part_of_my_engine(run_cells: Run, student: Path) -> None:
     passed, whose = run_cells(GOOD_2_3, "from checks import whose, components\nprint(whose()); print(list(components()))")
-    assert passed == "Exercise 2.3 passed (14 cases). apply_top_p now in my_engine/sampling/logits.py.\n"
+    assert passed == "Exercise 2.3 passed (17 cases). apply_top_p now in my_engine/sampling/logits.py.\n"
     assert whose == "sampler is yours (2.3); the rest is minivllm's\n['sampler']\n"
     text = (student / "my_engine" / "sampling" / "logits.py").read_text()
     assert '"""Mine."""' in text and "def helper(x)" in text and "def apply_min_p" in text

@@ -3,7 +3,7 @@ import torch
 
 
 def apply_temperature(logits, temperature):
-    safe = temperature.clamp(min=1e-5)
+    safe = torch.where(temperature < 1e-5, torch.ones_like(temperature), temperature)
     return logits / safe if len(logits) in (1, logits.shape[1]) else logits / safe[:, None]
 
 

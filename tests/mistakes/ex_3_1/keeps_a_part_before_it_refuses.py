@@ -1,4 +1,4 @@
-# expect: no token of it is kept or counted
+# expect: wrote into the cache before that
 import torch
 
 

@@ -1,4 +1,4 @@
-# expect: returned 0
+# expect: Did you count the 4 tokens
 class KVCacheManager:
     capabilities = frozenset({"paging"})
 

@@ -1,4 +1,4 @@
-# expect: it returned None. Is a `return` missing?
+# expect: nothing is needed: []
 class KVCacheManager:
     capabilities = frozenset({"paging"})
 

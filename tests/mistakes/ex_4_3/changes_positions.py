@@ -1,4 +1,4 @@
-# expect: changed in place
+# expect: positions was changed in place
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# expect: The worker hears of it
+# expect: The worker hears of it|its request_id is wanted
 import minivllm.core.scheduler
 from minivllm.core.request import RequestStatus
 

@@ -1,4 +1,4 @@
-# expect: goes behind what has been unused for longer|Where does a block without a hash belong
+# expect: goes behind what has been unused for longer|Where does a block without a hash belong|what has a hash goes to the back
 from minivllm.core.block_pool import FreeKVCacheBlockQueue, KVCacheBlock
 
 

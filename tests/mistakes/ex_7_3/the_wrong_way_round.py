@@ -1,4 +1,4 @@
-# expect: Where does a block without a hash belong|goes behind what has been unused for longer
+# expect: Where does a block without a hash belong|goes behind what has been unused for longer|what has a hash goes to the back
 from minivllm.core.block_pool import FreeKVCacheBlockQueue, KVCacheBlock
 
 

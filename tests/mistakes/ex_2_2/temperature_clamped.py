@@ -1,4 +1,4 @@
-# expect: passed
+# expect: was divided by GREEDY_EPS
 import torch
 
 

@@ -1,4 +1,4 @@
-# expect: passed
+# expect: convert to float32 before you multiply
 import torch
 
 

@@ -1,4 +1,4 @@
-# expect: passed
+# expect: .tolist() makes a list
 import torch
 
 

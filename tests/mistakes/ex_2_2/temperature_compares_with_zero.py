@@ -1,17 +1,10 @@
-# expect: passed
+# expect: compare with GREEDY_EPS
 import torch
 
 
 def apply_temperature(logits, temperature):
-    out = logits.clone()
-    for b, t in enumerate(temperature.tolist()):
-        if t < 1e-5:
-            best = out[b].argmax()
-            out[b] = float("-inf")
-            out[b, best] = 0.0
-        else:
-            out[b] = logits[b] / t
-    return out
+    safe = torch.where(temperature == 0, torch.ones_like(temperature), temperature)
+    return logits / safe[:, None]
 
 
 def apply_top_k(logits, k):

@@ -1,0 +1,3 @@
+# expect: should return 0.5
+def double(x):
+    return int(2 * x)

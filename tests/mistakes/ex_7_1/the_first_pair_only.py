@@ -1,0 +1,7 @@
+# expect: Every pair counts|one tenant
+import hashlib
+from array import array
+
+
+def hash_block(parent, tokens, extra=()):
+    return hashlib.sha256((parent or b"") + array("q", tokens).tobytes() + repr(extra[:1]).encode()).digest()
