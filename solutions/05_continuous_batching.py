@@ -228,11 +228,10 @@ check("5.1")
 # - `FinishReason.STOP` if `token_id` is in `request.stop_eos_ids` (the model's own end tokens; empty if the user wants to go on
 #   after them) or in `request.stop_token_ids` (the user's);
 # - `FinishReason.LENGTH` if the request has all the output tokens it may have: `request.num_output_tokens`, which counts
-#   `token_id`, has reached `request.max_tokens` (always a number, never `None`);
+#   `token_id`, has reached `request.max_tokens` (never `None`);
 # - `None` if it goes on.
 #
-# If both are true, it is `STOP`: the model was done, and the user should hear so. Only say why, and change nothing
-# in the request; the caller does the ending.
+# If both are true, it is `STOP`: the model was done, and the user should hear so. Only say why, and change nothing.
 
 # %% id="exercise-5-2" tags=["nbval-check-output"]
 from checks import check
@@ -384,8 +383,7 @@ for step in trace.steps:
 # ## Plug it in
 #
 # The same scheduler, with whatever else you have built so far, under a real model. Look at the log: a scheduler that does
-# not say that it can cut prompts (`chunking`), as yours does not, is not asked to. (If you are back here after Lab 06, its scheduler
-# is in the engine by now, and can. `use("scheduler", "5.3")` brings today's back, and `use("scheduler")` the latest.)
+# not say that it can cut prompts (`chunking`) is not asked to. (After Lab 06, `use("scheduler", "5.3")` brings today's back.)
 
 # %% id="plug-in-run"
 logging.getLogger("minivllm").handlers = [
@@ -719,7 +717,7 @@ save_result(
 # | "admit() got 'C'; 'B' is next in line" | `admit` takes the first in line only. Stop at the first that does not fit |
 # | "did not come back within ..." | A `while` loop without a `break`: what changes if the first in line does not fit? |
 # | "my_engine keeps the reference" | Your method uses an attribute that only your class has. Keep to what the exercise names |
-# | `name 'results' is not defined` (or `static`) | The cell that serves the 40 requests needs Lab 03's `left_pad`. Pass exercise 3.3 in Lab 03, or `skip("3.3")`, then run that cell again |
+# | `name 'results' is not defined` (or `static`) | Pass Lab 03's exercise 3.3, or `skip("3.3")`, and run the cell with `need("3.3")` again |
 # | Not all answers are the same | `use("scheduler", "reference")` takes minivllm's scheduler. Same answers now? Then look for the token that was lost in `preempt` |
 # | I want to use the debugger | `check("5.3", here=True)` runs in this kernel: put `breakpoint()` into your method |
 # | I am stuck | `hint("5.3")`, again for the next one, then `solution("5.3")`. `skip("5.3")` goes on without it |

@@ -166,7 +166,7 @@ show(
 #
 # {{exercise 7.1}}
 #
-# **`hash_block(parent, tokens, extra=())`** returns the name of a full block: `bytes`, all of a cryptographic digest of 20 bytes or more, such as
+# **`hash_block(parent, tokens, extra=())`** returns the name of a full block: `bytes`, all of a cryptographic digest (20 bytes or more) such as
 # `hashlib.sha256(data).digest()`.
 #
 # - `parent`: the name of the block before it, or `None` for a request's first block.
@@ -240,7 +240,7 @@ check("7.2")
 # **`touch(blocks)`** is called on a hit: each block gets one holder more. One that was free must leave the list
 # (`self.free_block_queue.remove(block)`, wherever it stands), or somebody else is given it.
 #
-# A request frees its blocks **tail first**; the manager sees to it. Yours is to keep the order, and the list as it is.
+# A request frees its blocks **tail first**; keep the order, and the list as it is.
 
 # %% id="exercise-7-3" tags=["nbval-check-output"]
 from checks import check
@@ -620,7 +620,7 @@ show(
 )
 
 # %% [markdown] id="tenants-text"
-# Up to 16 a few percent are lost, beyond it many. Hash work and table length speak for larger blocks, so most engines start with 16.
+# Up to 16 some is lost, beyond it much. Hash work and table length speak for larger blocks, so most engines start with 16.
 #
 # ## What the cache gives away
 #
@@ -879,7 +879,7 @@ show(
 # | what you see | what to do |
 # |---|---|
 # | `No module named 'checks'` | Another Python runs the notebook. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
-# | `name 'lab' is not defined` | The kernel was restarted. Run the set-up cell at the top, then this one |
+# | `name 'lab' is not defined` | The kernel was restarted. Run the set-up cell first |
 # | `name 'BlockPool' is not defined` | Run the cell of exercise 7.3, or `skip("7.3")` |
 # | `bytes must be in range(0, 256)` | Token ids are larger. `array("q", tokens).tobytes()` takes 8 bytes for each |
 # | "Block 3 is not in the free list" | `touch` removes a block that somebody holds. Only one with `ref_cnt` 0 is in the list |

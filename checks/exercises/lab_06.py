@@ -238,6 +238,9 @@ def _words_of_step(world: World, wanted: dict[str, int], found: dict[str, int]) 
         return broken
     _, gave_way = unified(snapshot(world))
     running, waiting = {r.name: r for r in world.running}, {r.name: r for r in world.waiting}
+    if again := next((name for name in gave_way if name in found and name in running), ""):
+        told = f"{again} gave way in this very step, and gets nothing more in it:"
+        return f"{told} self.running_in_order() and self.next_in_line() pass over it."
     left = world.case["budget"]
     for name, n in wanted.items():
         request = running.get(name) or waiting[name]
@@ -257,8 +260,6 @@ def _words_of_step(world: World, wanted: dict[str, int], found: dict[str, int]) 
     extra = next(name for name in found if name not in wanted)
     if extra in waiting and any(r.name in running and r.name not in wanted for r in world.running):
         return f"Somebody had to give way in this step, and {extra} is let in? It would take the blocks that were just freed."
-    if extra in gave_way:
-        return f"{extra} gave way in this very step, and does not run any more: self.running_in_order() passes over it."
     if extra in running:
         return f"A request had to give way itself: advance said False. That ends the loop, so {extra}, behind it, gets nothing."
     return f"{extra} does not fit."

@@ -1,4 +1,4 @@
-# expect: running_in_order() passes over it
+# expect: pass over it
 import minivllm.core.scheduler
 
 
