@@ -103,8 +103,6 @@ lab = start("05")
 # %% [markdown] id="predict"
 # ## Predict first
 #
-# Two commitments. You will meet each again beside its plot.
-#
 # {{question 5.p1}}
 
 # %% id="predict-5-p1"
@@ -322,7 +320,7 @@ check("5.3")
 #
 # - the pool: `self.kv_cache_manager.free(request)`, first of all, for it still reads `num_computed_tokens`;
 # - the queues: out of `self.running`, and to the front of `self.waiting` with `self.waiting.prepend(request)`. (A priority
-#   queue finds the right place by itself.) It came before all who wait, and has work behind it;
+#   queue finds the right place by itself.);
 # - the request: `status` is `RequestStatus.PREEMPTED`, `num_computed_tokens` 0, `spec_token_ids` `[]` (guesses for a next step,
 #   Lab 10), and `num_preemptions` one more. **Its tokens stay**: the user may have read them;
 # - the worker: its `request_id` joins the list `self.preempted_req_ids`.
@@ -414,7 +412,7 @@ for question, answer in zip(questions, answers):
     print(f"\n{question} ({answer.finish_reason})\n  {answer.text.strip()}")
 
 # %% [markdown] id="plug-in-same-text"
-# Five conversations through three seats. A scheduler decides when something is said, never what. Does minivllm's say the same?
+# A scheduler decides when something is said, never what. Does minivllm's say the same?
 
 # %% id="plug-in-same"
 with LLM(lab.model, **settings) as llm:
@@ -711,7 +709,7 @@ save_result(
 # | what you see | what to do |
 # |---|---|
 # | `No module named 'checks'` | The notebook runs in another Python. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
-# | `name 'lab' is not defined` | The kernel was restarted. Run the set-up cell at the top, then this one |
+# | `name 'lab' is not defined` | The kernel was restarted. Run the set-up cell first |
 # | `name 'wasted_slots' is not defined` (or `scheduler`) | Run the cell of exercise 5.1, or `skip("5.1")`; `scheduler` is made by the cell below exercise 5.4 |
 # | "... is in this step twice" | It got a decode token in the step that took it in. Decodes are for steps without prompts |
 # | "admit() got 'C'; 'B' is next in line" | `admit` takes the first in line only. Stop at the first that does not fit |

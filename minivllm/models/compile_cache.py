@@ -57,7 +57,7 @@ def load_compiled(
         return None
     try:
         return CompiledDecoder(folder, ModelConfig.from_folder(source), backend)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         logger.warning(
             "%s runs eager: its compiled decoder in %s is broken (%s). Delete the folder, then: minivllm compile %s%s",
