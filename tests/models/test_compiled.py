@@ -124,6 +124,10 @@ def test_with_packed_weights_too(tmp_path: Path, dtype: torch.dtype) -> None:
             raise
         pytest.skip(str(error))  # a processor of another make: the refusal is what is promised there
     ours = CompiledDecoder(tmp_path / "compiled", decoder.config, decoder.attention_backend)
-    expected = paged_logits(decoder, prompts(decoder), (1, 7))
-    for got, reference in zip(paged_logits(ours, prompts(decoder), (1, 7)), expected, strict=True):
-        assert relative_error(got, reference) < (1e-5 if dtype == torch.float32 else 3e-2)
+    exact = load_model(tmp_path / "checkpoint", dtype=torch.float32)
+    exact.attention_backend = cpu_backend(torch.float32)
+    computed = [paged_logits(model, prompts(exact), (1, 7)) for model in (ours, decoder, exact)]
+    for got, eager, reference in zip(*computed, strict=True):
+        # bfloat16 rounds at other places when operations are fused: it may be as far from float32 as eager's roundings are
+        limit = 1e-5 if dtype == torch.float32 else 1.5 * relative_error(eager.float(), reference)
+        assert relative_error(got.float(), reference) < limit
