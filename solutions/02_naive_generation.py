@@ -210,6 +210,7 @@ print(tokenizer.decode(prompt + continuation))
 # %% id="exercise-2-2" tags=["nbval-check-output"]
 from checks import check
 import torch
+
 # 1e-5: a request whose temperature is below this is greedy
 from minivllm.sampling_params import GREEDY_EPS
 
