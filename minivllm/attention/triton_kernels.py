@@ -361,9 +361,9 @@ class Tiles:
 def choose_tiles(rows: int | None, head_dim: int, itemsize: int, limits: Limits) -> Tiles:
     """The first choice that fits. rows: of a decode, padded; None for a prefill, which may choose its own.
 
-    The choices are the largest that compile without spilled registers (two of them at most). Triton uses tensor cores for 16-bit
-    numbers from compute capability 8.0 on; float32, which is multiplied as it is and not rounded to TF32, and older GPUs take more
-    registers.
+    The choices are the largest that compile without spilled registers (two of them at most). Triton uses tensor cores for
+    16-bit numbers from compute capability 8.0 on; float32, which is multiplied as it is and not rounded to TF32, and older GPUs
+    take more registers.
     """
     has_tensor_cores = itemsize == 2 and limits.capability >= (8, 0)
     if rows is not None:
