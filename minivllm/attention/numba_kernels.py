@@ -148,8 +148,8 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
 
     Arrays are given by address (to make a NumPy array of a tensor takes as long as a short sequence): q [B, H, D], whose rows
     begin q_stride elements apart, the cache of num_words words, block_tables [B, M] int32, seq_lens [B] int32, out [B, H, D]. q
-    and out are float32, or the bits of bfloat16. A row of seq_len 0 becomes zeros. IndexError for a block number beyond the
-    cache. Compiling takes some seconds; later processes load the machine code from Numba's cache.
+    and out are float32, or the bits of bfloat16. A row of seq_len 0 becomes zeros. IndexError for a block number that the
+    cache does not have, and for a seq_len beyond the table. Compiling takes some seconds; later processes load the machine code from Numba's cache.
     """
     element, word = (np.uint16, np.uint32) if is_bfloat16 else (np.float32, np.float32)
     half = head_dim // 2
@@ -187,8 +187,10 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
         out = carray(pointer(out_address, element), (num_seqs, num_heads, head_dim))
         row = num_kv_heads * width
         values = len(words) // 2  # a token's values begin so many words after its keys
-        if block_tables.size > 0 and block_tables.max() >= values // (block_size * row):
-            raise IndexError("A block table names a block beyond the KV cache.")
+        if block_tables.size > 0 and (block_tables.min() < 0 or block_tables.max() >= values // (block_size * row)):
+            raise IndexError("A block table names a block that the KV cache does not have.")
+        if num_seqs > 0 and seq_lens.max() > num_columns * block_size:
+            raise IndexError("A sequence is longer than its block table.")
         total = np.int64(0)
         for b in range(len(seq_lens)):
             total += min(np.int64(seq_lens[b]), window)

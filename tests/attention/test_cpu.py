@@ -57,6 +57,30 @@ def test_padding_rows_come_out_as_zeros() -> None:
     torch.testing.assert_close(out[:3], paged_decode(q[:3], cache, tables[:3], lens[:3]), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("block_id", [-1, 13])
+def test_a_block_the_cache_does_not_have_is_refused(block_id: int) -> None:
+    q, cache, tables, lens = decode_arguments()  # blocks 0 to 12
+    tables[2, 1] = block_id
+    with pytest.raises(IndexError, match="names a block that the KV cache does not have"):
+        cpu.paged_decode(q, cache, tables, lens)
+
+
+def test_a_sequence_beyond_its_block_table_is_refused() -> None:
+    q, cache, tables, lens = decode_arguments()
+    lens[0] = 9  # two blocks of 4
+    with pytest.raises(IndexError, match="longer than its block table"):
+        cpu.paged_decode(q, cache, tables, lens)
+
+
+@pytest.mark.parametrize("slot", [-1, 52])
+def test_a_slot_the_cache_does_not_have_is_refused_and_nothing_is_written(slot: int) -> None:
+    _, cache, _, _ = decode_arguments()  # 13 blocks of 4: slots 0 to 51
+    before, rows = cache.clone(), torch.ones(3, 2, 64)
+    with pytest.raises(IndexError, match="slot"):
+        cpu.write_kv(rows, rows, cache, torch.tensor([4, 5, slot]))
+    assert torch.equal(cache, before)
+
+
 def test_queries_need_not_be_contiguous() -> None:
     q, cache, tables, lens = decode_arguments()
     wide = torch.randn(6, 10, 64)

@@ -107,8 +107,8 @@ def test_longest_prefix_passes_nobody_over_for_ever():
     assert order.index("a") == queue.MAX_OVERTAKES
 
 
-def test_longest_prefix_serves_a_preempted_request_first():
-    queue = LongestPrefixRequestQueue(lambda request: 8)
+def test_longest_prefix_serves_a_preempted_request_first_though_others_have_more_cached():
+    queue = LongestPrefixRequestQueue(lambda request: 0 if request.request_id == "p" else 8)
     queue.add(make("a", 0))
     queue.prepend(preempted := make("p", 1))
     preempted.num_preemptions = 1
