@@ -99,11 +99,16 @@ def _groups(results: list[dict[str, Any]]) -> dict[str, Marks]:
     return {quantity: marks for quantity, marks in groups.items() if marks}
 
 
+_LEAST_WIDTH = 12  # right end / left end of the axis: three of 1, 2, 5 lie within, else matplotlib falls back to crowded ticks
+
+
 def _number_axis(axes: Any, lowest: float, highest: float) -> None:
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     span = math.log10(highest / lowest)
-    axes.set_xlim(lowest / (1.25 + 0.1 * span), highest * 10 ** (0.3 + 0.15 * span))  # room for the numbers beside the marks
+    left, right = lowest / (1.25 + 0.1 * span), highest * 10 ** (0.3 + 0.15 * span)  # room for the numbers beside the marks
+    wider = max(1.0, math.sqrt(_LEAST_WIDTH / (right / left)))
+    axes.set_xlim(left / wider, right * wider)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span < 1.8 else (1,)))
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
