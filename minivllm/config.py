@@ -121,6 +121,13 @@ class EngineConfig:
         return cls(**own)
 
     def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+        self._check_what_excludes_what()
+        if self.max_num_batched_tokens is not None:
+            self._check_budget(self.max_num_batched_tokens)
+
+    def _check_choices(self) -> None:
         for name, allowed in (
             ("dtype", DTYPES),
             ("load_format", LOAD_FORMATS),
@@ -142,8 +149,10 @@ class EngineConfig:
         for name in ("trace", "enforce_eager", "torch_compile"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
-        if self.enforce_eager and self.torch_compile:
-            raise ValueError("torch_compile=True compiles what enforce_eager=True runs as it is. Leave one of them out.")
+        if not isinstance(self.speculative_config, (SpeculativeConfig, type(None))):
+            raise ValueError(f"speculative_config must be a SpeculativeConfig or None, got {self.speculative_config!r}.")
+
+    def _check_numbers(self) -> None:
         self._need_int("seed", None)
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit into 64 bits, from -2**63 to 2**63 - 1, got {self.seed}.")
@@ -161,6 +170,10 @@ class EngineConfig:
         u = self.gpu_memory_utilization
         if not isinstance(u, (int, float)) or isinstance(u, bool) or not 0 < u <= 1:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {u!r}.")
+
+    def _check_what_excludes_what(self) -> None:
+        if self.enforce_eager and self.torch_compile:
+            raise ValueError("torch_compile=True compiles what enforce_eager=True runs as it is. Leave one of them out.")
         for name, value in (("prefix_cache", "radix"), ("scheduling_policy", "longest_prefix")):
             if getattr(self, name) == value and self.enable_prefix_caching is False:
                 raise ValueError(
@@ -171,30 +184,29 @@ class EngineConfig:
                 f"long_prefill_token_threshold={self.long_prefill_token_threshold} cuts long prompts into chunks, which"
                 " enable_chunked_prefill=False forbids. Set the threshold to 0, or allow chunks."
             )
-        if not isinstance(self.speculative_config, (SpeculativeConfig, type(None))):
-            raise ValueError(f"speculative_config must be a SpeculativeConfig or None, got {self.speculative_config!r}.")
-        budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
-        if budget is not None:
-            if self.speculative_config is not None and self.speculative_config.num_speculative_tokens >= budget:
-                raise ValueError(
-                    f"num_speculative_tokens={self.speculative_config.num_speculative_tokens} drafts and the token before them"
-                    f" do not fit into a step of max_num_batched_tokens={budget}. Raise max_num_batched_tokens, or draft less."
-                )
-            if seqs is not None and seqs > budget:
-                raise ValueError(
-                    f"max_num_seqs={seqs} is larger than max_num_batched_tokens={budget}: a step could not give every running"
-                    " request its one token. Raise max_num_batched_tokens or lower max_num_seqs."
-                )
-            if self.long_prefill_token_threshold > budget:
-                raise ValueError(
-                    f"long_prefill_token_threshold={self.long_prefill_token_threshold} is larger than"
-                    f" max_num_batched_tokens={budget} and would never apply. Lower it, or set it to 0 (off)."
-                )
-            if self.enable_chunked_prefill is False and self.max_model_len is not None and self.max_model_len > budget:
-                raise ValueError(
-                    f"max_model_len={self.max_model_len} is larger than max_num_batched_tokens={budget}, and with"
-                    " enable_chunked_prefill=False a prompt must fit into one step. Raise the budget or lower max_model_len."
-                )
+
+    def _check_budget(self, budget: int) -> None:
+        """What one step must hold."""
+        if self.speculative_config is not None and self.speculative_config.num_speculative_tokens >= budget:
+            raise ValueError(
+                f"num_speculative_tokens={self.speculative_config.num_speculative_tokens} drafts and the token before them"
+                f" do not fit into a step of max_num_batched_tokens={budget}. Raise max_num_batched_tokens, or draft less."
+            )
+        if self.max_num_seqs is not None and self.max_num_seqs > budget:
+            raise ValueError(
+                f"max_num_seqs={self.max_num_seqs} is larger than max_num_batched_tokens={budget}: a step could not give every"
+                " running request its one token. Raise max_num_batched_tokens or lower max_num_seqs."
+            )
+        if self.long_prefill_token_threshold > budget:
+            raise ValueError(
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} is larger than"
+                f" max_num_batched_tokens={budget} and would never apply. Lower it, or set it to 0 (off)."
+            )
+        if self.enable_chunked_prefill is False and self.max_model_len is not None and self.max_model_len > budget:
+            raise ValueError(
+                f"max_model_len={self.max_model_len} is larger than max_num_batched_tokens={budget}, and with"
+                " enable_chunked_prefill=False a prompt must fit into one step. Raise the budget or lower max_model_len."
+            )
 
     def _need_int(self, name: str, low: int | None) -> None:
         value = getattr(self, name)
