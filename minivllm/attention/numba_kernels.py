@@ -148,8 +148,9 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
 
     Arrays are given by address (to make a NumPy array of a tensor takes as long as a short sequence): q [B, H, D], whose rows
     begin q_stride elements apart, the cache of num_words words, block_tables [B, M] int32, seq_lens [B] int32, out [B, H, D]. q
-    and out are float32, or the bits of bfloat16. A row of seq_len 0 becomes zeros. IndexError for a block number that the
-    cache does not have, and for a seq_len beyond the table. Compiling takes some seconds; later processes load the machine code from Numba's cache.
+    and out are float32, or the bits of bfloat16. A row of seq_len 0 becomes zeros. IndexError for a block number that the cache
+    does not have, and for a seq_len beyond the table. Compiling takes some seconds; later processes load the machine code from
+    Numba's cache.
     """
     element, word = (np.uint16, np.uint32) if is_bfloat16 else (np.float32, np.float32)
     half = head_dim // 2
