@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from minivllm.attention.interface import AttentionMetadata
+from minivllm.attention.rows import attention_rows
 from minivllm.models.registry import ModelConfig
 
 
@@ -83,22 +84,19 @@ def flat_batch(
     token_starts = np.concatenate([[0], num_tokens.cumsum()])
     positions = np.arange(len(owner)) - token_starts[owner] + starts[owner]
     num_single = int((num_tokens <= FEW).sum())
-    num_decodes = int(token_starts[num_single])
-    row_of = np.concatenate([owner[:num_decodes], np.arange(num_single, len(rows))])  # of attention -> of `rows`
-    seq_lens = np.concatenate([positions[:num_decodes] + 1, (starts + num_tokens)[num_single:]]).astype(np.int32)
-    query_start_loc = np.concatenate([np.arange(num_decodes), token_starts[num_single:]]).astype(np.int32)
-
+    seq_lens = starts + num_tokens
     tables = batch.block_table[rows, : -(-int(seq_lens.max()) // batch.block_size)]
     slots = tables[owner, positions // batch.block_size].astype(np.int64) * batch.block_size + positions % batch.block_size
+    shape = attention_rows(num_tokens, num_single, token_starts, positions, seq_lens, tables)
     return positions, AttentionMetadata(
-        num_decodes=num_decodes,
+        num_decodes=int(token_starts[num_single]),
         num_tokens=len(positions),
-        query_start_loc=_put(query_start_loc, device),
-        seq_lens=_put(seq_lens, device),
-        block_tables=_put(np.ascontiguousarray(tables[row_of]), device),
+        query_start_loc=_put(shape["query_start_loc"], device),
+        seq_lens=_put(shape["seq_lens"], device),
+        block_tables=_put(np.ascontiguousarray(shape["block_tables"]), device),
         slot_mapping=_put(slots, device),
-        query_start_loc_np=query_start_loc,
-        seq_lens_np=seq_lens,
+        query_start_loc_np=shape["query_start_loc"],
+        seq_lens_np=shape["seq_lens"],
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from minivllm.attention.rows import attention_rows
 from minivllm.core.step import NewRequestData, SchedulerOutput, TokenLogprobs
 from minivllm.sampling_params import SamplingParams
 
@@ -150,28 +151,6 @@ def _as_slots(slots: Any, num_tokens: int) -> np.ndarray:
     if slots.shape != (num_tokens,):
         raise ValueError(f"slot_mapping gave {slots.shape} for {num_tokens} positions: it must give one slot for each.")
     return slots
-
-
-def _attention_rows(
-    n: np.ndarray,
-    num_single: int,
-    starts: np.ndarray,
-    positions: np.ndarray,
-    seq_lens: np.ndarray,
-    block_tables: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Requests [B] as rows of attention: the first `num_single` have a row for each token, the others one for all."""
-    num_decodes = starts[num_single]
-    if num_decodes > num_single:  # drafts
-        starts = np.concatenate([np.arange(num_decodes), starts[num_single:]])
-        seq_lens = np.concatenate([positions[:num_decodes] + 1, seq_lens[num_single:]])
-        per_token = block_tables[:num_single].repeat(n[:num_single], axis=0)
-        block_tables = np.concatenate([per_token, block_tables[num_single:]])
-    return {
-        "query_start_loc": starts.astype(np.int32),
-        "seq_lens": seq_lens.astype(np.int32),
-        "block_tables": block_tables,
-    }
 
 
 def _logits_rows(input_ids: np.ndarray, ends: np.ndarray, num_drafts: np.ndarray) -> dict[str, np.ndarray]:
@@ -338,7 +317,7 @@ class InputBatch:
         input_ids = self.token_ids[rows.repeat(n), positions].astype(np.int64)
         yields = (seq_lens == known).nonzero()[0]
         num_single = len(n) - int(is_chunk.sum())  # requests whose tokens are all decodes
-        shape = _attention_rows(n, num_single, starts, positions, seq_lens, block_tables)
+        shape = attention_rows(n, num_single, starts, positions, seq_lens, block_tables)
         return StepInputs(
             req_ids=req_ids,
             rows=rows,
