@@ -13,9 +13,10 @@ def attention_rows(
     seq_lens: np.ndarray,
     block_tables: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Requests [B] as rows of attention: the first `num_single` have a row for each of their tokens (decodes of one block table,
-    each a token longer than the last: how drafts are verified), the others one for all. num_tokens [B], starts [B + 1]
-    and positions [T]: of their tokens. Returns query_start_loc, seq_lens and block_tables."""
+    """Requests [B] as rows of attention: the first `num_single` have a row for each of their tokens (decodes of one block
+    table, each a token longer than the last: how drafts are verified), the others one for all.
+
+    num_tokens [B], starts [B + 1], positions [T]: of their tokens. Returns query_start_loc, seq_lens and block_tables."""
     num_decodes = starts[num_single]
     if num_decodes > num_single:
         starts = np.concatenate([np.arange(num_decodes), starts[num_single:]])
