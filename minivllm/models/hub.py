@@ -13,7 +13,7 @@ import contextlib
 import difflib
 import errno
 import hashlib
-import importlib.util
+import importlib.metadata
 import json
 import os
 import shutil
@@ -260,12 +260,21 @@ def pip_download(pin: PinnedWheel, folder: Path) -> Path:
 
 
 def _pip_command(pin: PinnedWheel) -> list[str]:
-    if importlib.util.find_spec("pip") is not None:
+    if _has_pip():
         return [sys.executable, "-m", "pip"]
     for program in ("pip3", "pip"):  # an environment made without pip (uv's are): any pip will do, the wheel is for all of them
         if (found := shutil.which(program)) is not None:
             return [found]
     raise ConnectionError(f"This Python has no pip to download with: run '{sys.executable} -m ensurepip', or\n{by_hand(pin)}")
+
+
+def _has_pip() -> bool:
+    """Asked of pip's metadata: before Python 3.12 `find_spec("pip")` makes setuptools step aside for the rest of the process,
+    and torch.compile, which imports it, then fails."""
+    try:
+        return bool(importlib.metadata.version("pip"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def _show_progress(pin: PinnedWheel, folder: Path, process: subprocess.Popen[bytes]) -> None:

@@ -57,6 +57,7 @@ def test_only_what_is_missing_is_installed_and_torch_and_numpy_are_pinned(
     monkeypatch: pytest.MonkeyPatch, pip: list[list[str]]
 ) -> None:
     lacking(monkeypatch, gguf=None, torch="2.9.1+cu126", numpy="2.0.2")
+    monkeypatch.delitem(sys.modules, "gguf", raising=False)  # an earlier test may have imported the real one
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     cloud.ready()
     ((*command, pinned),) = pip

