@@ -146,6 +146,8 @@ class _Words:
             )
         if kind == "MemoryError" or "allocate memory" in problem["message"]:
             return Verdict("memory", self._memory() + self._at(problem))
+        if kind == "KeyError":  # its message is the key alone
+            return Verdict("exception", f"KeyError: a dict has no key {problem['message']}.{self._at(problem)}")
         return Verdict("exception", f"{kind}: {problem['message']}{self._at(problem)}")
 
     def _undefined(self, name: str, line: int | None) -> str:

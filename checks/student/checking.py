@@ -11,7 +11,7 @@ from checks.exercises.evaluate import Report, before_running, evaluate
 from checks.exercises.words import count, is_or_are, wrapped
 from checks.sandbox.cell import name_of, own_source
 from checks.sandbox.sandbox import HAS_FORK, Unavailable
-from checks.student.engine import save_answer
+from checks.student.engine import overtaken_by, save_answer
 from checks.student.failure import CheckFailed, row_of
 from checks.student.help import bind_reference
 from checks.student.home import changing_progress, read_progress
@@ -55,13 +55,19 @@ def _pass(row: Row, source: str, report: Report) -> None:
     try:
         save_answer(row, own_source(source))
         if row.file:
-            told += f" {_functions(row)} now in my_engine/{row.file}."
+            told += f" {_where(row)}"
     except ValueError as error:
         told += f" But my_engine keeps the reference: {error}"
     with changing_progress() as state:
         entry = state["exercises"].setdefault(row.id, {})
         entry.update(status="passed", attempts=entry.get("attempts", 0) + (entry.get("status") != "passed"))
     print(told)
+
+
+def _where(row: Row) -> str:
+    if later := overtaken_by(row):
+        return f"my_engine/{row.file} goes on with your answer{'s' if len(later) > 1 else ''} to {', '.join(later)}."
+    return f"{_functions(row)} now in my_engine/{row.file}."
 
 
 def _functions(row: Row) -> str:

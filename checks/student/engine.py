@@ -12,6 +12,7 @@ from pathlib import Path
 
 import minivllm
 from checks.exercises import Row, has_checks, table
+from checks.sandbox.cell import name_of
 from checks.student.assemble import MARK, Answer, assemble, in_force
 from checks.student.failure import CheckFailed
 from checks.student.home import answers_dir, changing_progress, engine_dir, locked, read_progress, write_atomically
@@ -110,6 +111,15 @@ def in_use() -> dict[str, list[str]]:
         for answer in in_force(answers):
             found.setdefault(answer.row.seam or "", []).append(answer.row.id)
     return found
+
+
+def overtaken_by(row: Row) -> list[str]:
+    """The exercises whose answers stand in my_engine where this one's would: a later lab's, or the one that `use` names."""
+    used = in_force(_by_file().get(row.file or "", []))
+    if any(answer.row.id == row.id for answer in used):
+        return []
+    mine = {name.partition(".")[0] for name in map(name_of, row.functions)}
+    return [answer.row.id for answer in used if mine & {name.partition(".")[0] for name in answer.functions}]
 
 
 def show_diff(file: str) -> None:

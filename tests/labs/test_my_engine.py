@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from checks.authoring.source import answer_source
 from checks.exercises import find, table
-from checks.student.engine import REFERENCE, Answer, assemble, components, save_answer, show_diff, use
+from checks.student.engine import REFERENCE, Answer, assemble, components, overtaken_by, save_answer, show_diff, use
 from checks.student.failure import CheckFailed
 from checks.student.lab import whose
 from minivllm.components import load_file
@@ -108,6 +109,14 @@ def test_whose_names_the_answers_that_are_used(student: Path) -> None:
     assert whose().startswith("block_pool is yours (7.3)")
     use("block_pool", "4.1")
     assert whose().startswith("block_pool is yours (4.1, 7.3)")  # touch() is still the later one's
+
+
+def test_an_earlier_labs_answer_that_passes_again_is_told_whose_stays(student: Path) -> None:
+    for exercise in ("6.2", "5.3"):
+        save_answer(find(exercise), answer_source(find(exercise)))
+    assert overtaken_by(find("5.3")) == ["6.2"] and overtaken_by(find("6.2")) == []
+    use("scheduler", "5.3")
+    assert overtaken_by(find("5.3")) == [] and overtaken_by(find("6.2")) == ["5.3"]
 
 
 def test_use_says_what_there_is_without_a_traceback(student: Path) -> None:
