@@ -56,7 +56,8 @@ def _memory(cache: Any, num_layers: int) -> dict[int, bytes]:
     for layer in range(num_layers):
         with contextlib.suppress(Exception):  # a cache that cannot be viewed, or a layer that is not there: other words say so
             for x in cache.view(layer):
-                held[x.untyped_storage().data_ptr()] = bytes(x.untyped_storage().tolist())
+                storage = x.untyped_storage()
+                held[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
     return held
 
 
