@@ -1,6 +1,7 @@
 # The commands of this project. Any Python 3.10-3.13 with pip will do:  make demo PYTHON=python3.12
 PYTHON ?= python3
 VENV   ?= .venv
+JOBS   ?= 2
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
 else
@@ -16,7 +17,7 @@ FAST := tests/core tests/sim tests/sampling tests/text tests/package tests/bench
 help:
 	@echo "make demo    set up, fetch the model (98 MB), generate text, and compare with transformers"
 	@echo "make lab     set up and open JupyterLab in labs/"
-	@echo "make test    every test, the same that CI runs"
+	@echo "make test    every test, the same that CI runs, in two processes (JOBS=N for another number)"
 	@echo "make check   format, lint, types and the fast tests, in under a minute"
 	@echo "make build   rebuild the notebooks from solutions/*.py, executed"
 	@echo "make clean   remove the virtual environment and caches of this folder"
@@ -38,7 +39,7 @@ lab: $(VENV)/.all
 	cd labs && ../$(PY) -m jupyterlab
 
 test: $(VENV)/.all
-	$(PY) -m pytest tests -p no:cacheprovider $(PYTEST_ARGS)
+	$(PY) -m pytest tests -p no:cacheprovider -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(VENV)/.all
 	$(PY) -m ruff format --check .

@@ -51,7 +51,10 @@ def test_a_wrong_answer_is_told_what_is_wrong(path: Path) -> None:
 @pytest.mark.parametrize("path", WRONG, ids=names(WRONG))
 def test_a_wrong_answer_is_rejected_with_any_seed(path: Path) -> None:
     for seed in SEEDS:
-        assert not evaluate(find(exercise_of(path)), path.read_text(encoding="utf-8"), seed=seed).passed
+        report = evaluate(find(exercise_of(path)), path.read_text(encoding="utf-8"), seed=seed)
+        assert not report.passed
+        if report.verdict.category == "time":
+            break  # what never ends costs the whole limit each time
 
 
 @pytest.mark.parametrize("path", RIGHT, ids=names(RIGHT))
