@@ -1,5 +1,5 @@
 """The real model in float32, with drafts: each token must be (nearly) transformers' argmax, and sampled ones those without
-drafts.
+drafts, but for a draw that float32's rounding decides.
 
 A few prompts in every run; 200 with HYPOTHESIS_PROFILE=fuzz.
 """
@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from minivllm import LLM, SamplingParams
+from minivllm.sampling.sampler import uniform
 from minivllm.spec_decode.eagle import SHIPPED
 from minivllm.spec_decode.prompts import held_out_prompts
 from tests.exactness.test_against_transformers import TOLERANCE, worst_gap
@@ -70,6 +71,29 @@ def sampled() -> list[SamplingParams]:
     ]
 
 
+MARGIN = 5e-5  # of probability: what 1e-4 in a logit, float32's own between two batch shapes, moves at most
+
+
+def draw_margin(reference: Any, prompt: list[int], output: list[int], params: SamplingParams) -> float:
+    """How far, in probability, the random number of the next token is from choosing a neighbour, or the nucleus from holding one
+    token more or less."""
+    ids = prompt + output
+    with torch.no_grad():
+        logits = reference(torch.tensor([ids])).logits[0, -1].double()
+    if len(output) < params.min_tokens:
+        logits[reference.generation_config.eos_token_id] = float("-inf")
+    seen = torch.tensor(sorted(set(ids)))
+    penalty = params.repetition_penalty
+    logits[seen] = torch.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    p = (logits / params.temperature).softmax(-1)
+    ordered, order = p.sort(descending=True)
+    mass_before = ordered.cumsum(0) - ordered
+    p[order[mass_before >= params.top_p]] = 0
+    edges = (p / p.sum()).cumsum(0)
+    number = uniform(torch.tensor([params.seed]), torch.tensor([len(ids)]))
+    return min(float((edges - number).abs().min()), float((mass_before - params.top_p).abs().min()))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_answers_with_drafts_are_the_models_own(smollm2: Path, small_model: Path, plain: list[list[int]], method: str) -> None:
@@ -87,4 +111,7 @@ def test_answers_with_drafts_are_the_models_own(smollm2: Path, small_model: Path
     for output in outputs:
         assert len(output.outputs[0].token_ids) == 24
         assert worst_gap(reference, output.prompt_token_ids, output.outputs[0].token_ids) < TOLERANCE
-    assert drafted == plain
+    for i, (params, mine, wanted) in enumerate(zip(sampled(), drafted, plain, strict=True)):
+        if mine != wanted:  # batches of other shapes round otherwise: only a draw on the very edge of a token may tip over
+            same = next((n for n, (a, b) in enumerate(zip(mine, wanted, strict=False)) if a != b), min(len(mine), len(wanted)))
+            assert draw_margin(reference, outputs[i].prompt_token_ids, wanted[:same], params) < MARGIN
