@@ -75,7 +75,7 @@ MARGIN = 5e-5  # of probability: what 1e-4 in a logit, float32's own between two
 
 
 def draw_margin(reference: Any, prompt: list[int], output: list[int], params: SamplingParams) -> float:
-    """How far, in probability, the random number of the next token is from choosing a neighbour, or the nucleus from holding one
+    """How far, in probability, the random number of the next token is from choosing a neighbour, or the nucleus from having one
     token more or less."""
     ids = prompt + output
     with torch.no_grad():
