@@ -65,9 +65,12 @@ def _fastest_on_gpu(device_type: str, dtype: torch.dtype) -> AttentionBackend:
     return dataclasses.replace(REFERENCE, name="reference, fused prefill", prefill=paged_prefill)
 
 
-def replace_parts(backend: AttentionBackend, components: Components, model: ModelConfig) -> AttentionBackend:
+def replace_parts(
+    backend: AttentionBackend, components: Components, model: ModelConfig, device_type: str, dtype: torch.dtype
+) -> AttentionBackend:
     """The backend with the replaced write_kv, attention.decode and attention.prefill in place of its own. Raises ValueError if
-    the model needs a sliding window and a part has none."""
+    the model needs a sliding window and a part has none, or if a part is Triton kernels that do not run in `dtype` here."""
+    _refuse_kernels_that_do_not_run(components, device_type, dtype)
     windows = {window for window in model.sliding_window if window is not None}
     parts: dict[str, Any] = {}
     if "write_kv" in components:
@@ -91,6 +94,15 @@ def replace_parts(backend: AttentionBackend, components: Components, model: Mode
     captured = [components[seam] for seam in ("write_kv", "attention.decode") if seam in components]
     parts["is_capturable"] = backend.is_capturable and all("graphs" in getattr(p, "capabilities", ()) for p in captured)
     return dataclasses.replace(backend, name=name, **parts)
+
+
+def _refuse_kernels_that_do_not_run(components: Components, device_type: str, dtype: torch.dtype) -> None:
+    from minivllm.attention.gpu import why_not
+
+    for seam in ("write_kv", "attention.decode", "attention.prefill"):
+        part = components.get(seam)
+        if getattr(part, "__module__", "").endswith("triton_kernels") and (reason := why_not(device_type, dtype)):
+            raise ValueError(f"Your {seam} component ({part.__module__}) {reason}")
 
 
 def _keywords(part: Callable[..., Any]) -> set[str]:

@@ -8,7 +8,6 @@ capture, the graph-safety check, the operator recorder.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -124,9 +123,9 @@ def why_not(device_type: str, dtype: torch.dtype) -> str | None:
     try:
         import triton
     except ImportError:
-        if sys.platform != "linux":
-            return f"needs Triton, which has packages for Linux only (this is {sys.platform})."
-        return "needs Triton, which is not installed. To fix: pip install triton."
+        from minivllm.attention.triton_utils import why_no_triton
+
+        return why_no_triton()
     if device_type == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "needs an NVIDIA GPU; without one it runs in Triton's interpreter, very slowly, with TRITON_INTERPRET=1 set."

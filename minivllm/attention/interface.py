@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 # write_kv(key [T, Hkv, D], value [T, Hkv, D], kv_cache, slot_mapping [T] int64) -> None, in place; the whole batch at once.
@@ -32,8 +31,7 @@ Prefill = Callable[..., torch.Tensor]
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """The shape of one step's batch. Tensors are on the model's device; `*_np` are host copies for loops over rows. There are
-    none in a captured step, which is replayed with other numbers.
+    """The shape of one step's batch of num_reqs requests. Tensors are on the model's device.
 
     num_decodes: leading rows with exactly one query token.   num_tokens: query tokens in all.
     query_start_loc [num_reqs + 1] int32.   seq_lens [num_reqs] int32.   block_tables [num_reqs, max_blocks] int32, 0-padded.
@@ -46,12 +44,6 @@ class AttentionMetadata:
     seq_lens: torch.Tensor
     block_tables: torch.Tensor
     slot_mapping: torch.Tensor
-    query_start_loc_np: np.ndarray | None = None
-    seq_lens_np: np.ndarray | None = None
-
-    @property
-    def num_reqs(self) -> int:
-        return len(self.seq_lens)
 
 
 @dataclass(frozen=True)

@@ -139,16 +139,32 @@ def _combine(piece_of, tops, totals, sums, out, stride, partner):
                 out[b, h, d * stride + partner] = _narrow(second / total, out)
 
 
+@njit(inline="always")
+def _write_rows(key, value, words, slots, row):
+    """Rows of key and value [T, at least row] into their slots of the cache. IndexError, and nothing written, if a slot is not
+    there."""
+    values = len(words) // 2
+    for t in range(len(slots)):
+        if slots[t] < 0 or (slots[t] + 1) * row > values:
+            raise IndexError("A slot of slot_mapping is not in the KV cache.")
+    for t in range(len(slots)):
+        start = slots[t] * row
+        for d in range(row):
+            words[start + d] = key[t, d]
+            words[values + start + d] = value[t, d]
+
+
 @functools.cache
 def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
     """The compiled kernel for one head size and number of query heads that share a kv head: constants in it, because tiles are.
 
     kernel(q, q_stride, cache, num_words, block_tables, num_columns, seq_lens, out, num_seqs, scale, window, block_size,
-           num_kv_heads, num_workers)
+           num_kv_heads, num_workers, num_new, key, key_stride, value, value_stride, slots)
 
     Arrays are given by address (to make a NumPy array of a tensor takes as long as a short sequence): q [B, H, D], whose rows
     begin q_stride elements apart, the cache of num_words words, block_tables [B, M] int32, seq_lens [B] int32, out [B, H, D]. q
-    and out are float32, or the bits of bfloat16. A row of seq_len 0 becomes zeros. IndexError for a block number that the cache
+    and out are float32, or the bits of bfloat16. A row of seq_len 0 becomes zeros. First num_new tokens are written, as
+    `write_kv_kernel` does it (0: key, value and slots are not looked at). IndexError for a slot or block number that the cache
     does not have, and for a seq_len beyond the table. Compiling takes some seconds; later processes load the machine code from
     Numba's cache.
     """
@@ -179,6 +195,12 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
         block_size,
         num_kv_heads,
         num_workers,
+        num_new,
+        key_address,
+        key_stride,
+        value_address,
+        value_stride,
+        slots_address,
     ):
         num_heads = num_kv_heads * group
         q = carray(pointer(q_address, element), (num_seqs, q_stride))
@@ -192,6 +214,10 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
             raise IndexError("A block table names a block that the KV cache does not have.")
         if num_seqs > 0 and seq_lens.max() > num_columns * block_size:
             raise IndexError("A sequence is longer than its block table.")
+        if num_new > 0:
+            key = carray(pointer(key_address, word), (num_new, key_stride))
+            value = carray(pointer(value_address, word), (num_new, value_stride))
+            _write_rows(key, value, words, carray(pointer(slots_address, np.int64), (num_new,)), row)
         total = np.int64(0)
         for b in range(len(seq_lens)):
             total += min(np.int64(seq_lens[b]), window)
@@ -244,7 +270,7 @@ def paged_decode_kernel(head_dim: int, group: int, is_bfloat16: bool) -> Any:
                         out[b, h, d * stride + partner] = _narrow(sums[h, half + d] / totals[h], out)
         _combine(piece_of, piece_tops, piece_totals, piece_sums, out, stride, partner)
 
-    signature = types.void(*[types.int64] * 9, types.float32, *[types.int64] * 4)
+    signature = types.void(*[types.int64] * 9, types.float32, *[types.int64] * 10)
     return _compiled(kernel, signature, parallel=True)
 
 
@@ -269,16 +295,7 @@ def write_kv_kernel(is_bfloat16: bool) -> Any:
         key = carray(pointer(key_address, word), (num_tokens, key_stride))
         value = carray(pointer(value_address, word), (num_tokens, value_stride))
         words = carray(pointer(cache_address, word), (num_words,))
-        slots = carray(pointer(slots_address, np.int64), (num_tokens,))
-        values = num_words // 2
-        for t in range(num_tokens):
-            if slots[t] < 0 or (slots[t] + 1) * row > values:
-                raise IndexError("A slot of slot_mapping is not in the KV cache.")
-        for t in range(num_tokens):
-            start = slots[t] * row
-            for d in range(row):
-                words[start + d] = key[t, d]
-                words[values + start + d] = value[t, d]
+        _write_rows(key, value, words, carray(pointer(slots_address, np.int64), (num_tokens,)), row)
 
     return _compiled(kernel, types.void(*[types.int64] * 9), parallel=False)
 

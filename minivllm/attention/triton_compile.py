@@ -7,9 +7,11 @@ would be there, down to machine code.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,9 +103,30 @@ def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
         if specialize and (isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)):
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    with _compilers_remarks_kept():
+        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
     registers, spilled = _assembler_report(compiled.asm["ptx"])
     return CompiledKernel(launch.kernel.fn.__name__, registers, spilled, compiled.metadata.shared, compiled.asm["ptx"])
+
+
+@contextmanager
+def _compilers_remarks_kept() -> Iterator[None]:
+    """The compiler, which is C++, writes remarks to the process's outputs; they are shown only if it fails."""
+    with tempfile.TemporaryFile() as remarks:
+        outputs = [(number, os.dup(number)) for number in (1, 2)]
+        try:
+            for number, _ in outputs:
+                os.dup2(remarks.fileno(), number)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except Exception as error:
+            remarks.seek(0)
+            raise RuntimeError(f"{error}\n{remarks.read().decode(errors='replace')[-4000:]}") from error
+        finally:
+            for number, kept in outputs:
+                os.dup2(kept, number)
+                os.close(kept)
 
 
 def _type_of(value: Any) -> str:

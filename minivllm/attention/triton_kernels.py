@@ -1,5 +1,5 @@
-"""Paged attention as Triton kernels. Lab 08 builds `decode_kernel` (8.3) and `combine` (8.4). The backend around them is
-`gpu.py`, which imports this file only where Triton is there. May not know requests or the scheduler.
+"""Paged attention as Triton kernels. Lab 08 builds `attend`, the heart of `decode_kernel` (8.3), and `combine_kernel` (8.4).
+The backend around them is `gpu.py`, which imports this file only where Triton is there. May not know requests or the scheduler.
 
 All three attention kernels are one loop, `attend`: some query rows walk over the positions first .. stop - 1 of one sequence
 and one kv head, TILE at a time, through the block table, and keep a running softmax ("Online normalizer calculation for
@@ -26,8 +26,8 @@ import functools
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
+
+from minivllm.attention.triton_utils import tl, triton
 
 MIN_ROWS = 16  # of tl.dot
 MAX_PARTS = 32
@@ -459,6 +459,10 @@ def paged_decode(
     totals = torch.empty_like(bests)
     split_kernel[(B, num_kv_heads, num_parts)](sums, bests, totals, *inputs, **constants)
     return combine(sums, bests, totals, q.dtype)
+
+
+# As a part of its own, with a student's kernels in this file: it never makes the host wait, so graphs may hold it.
+paged_decode.capabilities = frozenset({"sliding window", "graphs"})  # type: ignore[attr-defined]
 
 
 def combine(sums: torch.Tensor, bests: torch.Tensor, totals: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -81,12 +81,17 @@ def decode_step(llm: Any, batch_size: int, input_len: int, output_len: int) -> d
 
 
 def attention_seconds(runner: Any, query_len: int, meta: Any) -> float:
-    """Of all layers of a decode step: the backend's `paged_attention` on the step's own cache and shape."""
+    """Of all layers of a decode step, on the step's own cache and shape: the operator that a compiled decoder calls, or the
+    backend's `paged_attention`."""
     import torch
 
+    from minivllm.attention.cpu import NO_WINDOW
     from minivllm.attention.interface import paged_attention
+    from minivllm.models.compiled import CompiledDecoder
 
     config, backend = runner.model_config, runner.model.attention_backend
+    is_compiled, scale = isinstance(runner.model.decoder, CompiledDecoder), config.head_dim**-0.5
+    shape = (meta.query_start_loc, meta.seq_lens, meta.block_tables, meta.slot_mapping)
     q = torch.randn(query_len, config.num_heads, config.head_dim).to(runner.dtype)
     k, v = (torch.zeros(query_len, config.num_kv_heads, config.head_dim, dtype=runner.dtype) for _ in range(2))
     seconds = []
@@ -94,7 +99,10 @@ def attention_seconds(runner: Any, query_len: int, meta: Any) -> float:
         for _ in range(9):
             start = time.perf_counter()
             for cache in runner.kv_caches:
-                paged_attention(backend, q, k, v, cache, meta, scale=config.head_dim**-0.5)
+                if is_compiled:
+                    torch.ops.minivllm.cpu_attention(q, k, v, cache, *shape, scale, NO_WINDOW)
+                else:
+                    paged_attention(backend, q, k, v, cache, meta, scale=scale)
             seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
 
@@ -126,19 +134,19 @@ class _TimedModel:
     """A decoder whose two calls are timed, and which remembers the shape of the last decode step of the most requests."""
 
     def __init__(self, model: Any, watch: Stopwatch) -> None:
-        self._model, self._watch = model, watch
+        self.decoder, self._watch = model, watch
         self.last_step: tuple[int, Any] = (0, None)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        return getattr(self.decoder, name)
 
     def __call__(self, input_ids: Any, positions: Any, kv_caches: Any, meta: Any) -> Any:
         if meta.num_decodes == meta.num_tokens >= self.last_step[0]:
             self.last_step = meta.num_tokens, meta
-        return self._watch.measure("layers", self._model, input_ids, positions, kv_caches, meta)
+        return self._watch.measure("layers", self.decoder, input_ids, positions, kv_caches, meta)
 
     def logits(self, hidden: Any) -> Any:
-        return self._watch.measure("lm_head", self._model.logits, hidden)
+        return self._watch.measure("lm_head", self.decoder.logits, hidden)
 
 
 def render(table: dict[int, dict[str, float]]) -> str:

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 from minivllm.bench.report import device_info, device_line, summary, write_json
 from minivllm.bench.workloads import uniform
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="minivllm bench throughput", description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--num-prompts", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    parser.add_argument("--load-format", default="auto", choices=("auto", "safetensors", "gguf", "dummy"))
-    parser.add_argument("--max-num-seqs", type=int, default=None)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=None)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="FILE", help="write medians, spread and the device")
-    args = parser.parse_args(argv)
-    if args.num_prompts < 1 or args.rounds < 1:
-        parser.error("--num-prompts and --rounds must be at least 1")
+    args = _arguments(argv)
 
     from minivllm import LLM, SamplingParams
 
@@ -46,31 +35,50 @@ def main(argv: list[str] | None = None) -> int:
         first = time.perf_counter()
         llm.generate(prompts, params)
         seconds.append(time.perf_counter() - first)
-    rate = summary([total_out / s for s in seconds])
-    device = device_info()
-    print(f"{args.model} ({llm.dtype}), uniform({args.num_prompts}), {device_line(device)}")
-    print(
-        f"  output {rate['median']:.1f} tok/s (spread {rate['spread']:.0%}), all tokens"
-        f" {rate['median'] * (total_in + total_out) / total_out:.1f} tok/s, started in {start_seconds:.1f} s"
-    )
+    result = {
+        "benchmark": "throughput",
+        "model": args.model,
+        "dtype": llm.dtype,
+        "workload": {"name": f"uniform({args.num_prompts})", "seed": args.seed, "rounds": args.rounds},
+        "device": device_info(),
+        "start_seconds": start_seconds,
+        "prompt_tokens": total_in,
+        "output_tokens": total_out,
+        "seconds": seconds,
+        "tokens_per_second": summary([total_out / s for s in seconds]),
+    }
+    _print(result)
     if args.json:
-        write_json(
-            args.json,
-            {
-                "benchmark": "throughput",
-                "model": args.model,
-                "dtype": llm.dtype,
-                "workload": {"name": f"uniform({args.num_prompts})", "seed": args.seed, "rounds": args.rounds},
-                "device": device,
-                "start_seconds": start_seconds,
-                "prompt_tokens": total_in,
-                "output_tokens": total_out,
-                "seconds": seconds,
-                "tokens_per_second": rate,
-            },
-        )
+        write_json(args.json, result)
         print(f"Written to {args.json}")
     return 0
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="minivllm bench throughput", description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--num-prompts", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--load-format", default="auto", choices=("auto", "safetensors", "gguf", "dummy"))
+    parser.add_argument("--max-num-seqs", type=int, default=None)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE", help="write medians, spread and the device")
+    args = parser.parse_args(argv)
+    if args.num_prompts < 1 or args.rounds < 1:
+        parser.error("--num-prompts and --rounds must be at least 1")
+    return args
+
+
+def _print(result: dict[str, Any]) -> None:
+    rate, total_out = result["tokens_per_second"], result["output_tokens"]
+    every = rate["median"] * (result["prompt_tokens"] + total_out) / total_out
+    print(f"{result['model']} ({result['dtype']}), {result['workload']['name']}, {device_line(result['device'])}")
+    print(
+        f"  output {rate['median']:.1f} tok/s (spread {rate['spread']:.0%}), all tokens {every:.1f} tok/s, started in"
+        f" {result['start_seconds']:.1f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class Workload:
                     if (entry.get("format"), entry.get("version")) != (FORMAT, VERSION):
                         raise ValueError(f"the first line must say format {FORMAT!r}, version {VERSION}")
                     workload = cls(entry["name"], entry["seed"])
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                     raise ValueError(f"{path}, line {number} is not a line of a workload: {error}.") from error
         if workload is None:
             raise ValueError(f"{path} is empty: a workload has at least its first line.")

@@ -10,6 +10,7 @@ those of one checkpoint. All of that is its *key*. Nobody finds a folder by anot
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import logging
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("minivllm")
 
 _KEY = "key.json"
-_SOURCES = ("compiled.py", "decoder.py", "int4.py", "layers.py", "linear.py", "rope.py")
+_SOURCES = ("compiled.py", "decoder.py", "layers.py", "linear.py", "rope.py")
 
 
 def load_compiled(
@@ -120,7 +121,8 @@ def _key(source: Path, dtype: torch.dtype, quantization: str | None) -> dict[str
     """What must be the same, in words of the log's line."""
     files = sorted([*source.glob("*.safetensors"), source / "config.json"])
     checkpoint = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    source_code = b"".join(Path(__file__).with_name(name).read_bytes() for name in _SOURCES)
+    names = _SOURCES if quantization is None else (*_SOURCES, f"{quantization}.py")
+    source_code = "".join(_code(Path(__file__).with_name(name)) for name in names)
     import minivllm.attention.cpu  # noqa: F401 (defines the operator)
 
     operator = str(torch.ops.minivllm.cpu_attention.default._schema)  # what the library calls by name
@@ -129,11 +131,20 @@ def _key(source: Path, dtype: torch.dtype, quantization: str | None) -> dict[str
         "dtype": str(dtype),
         "quantization": quantization,
         "checkpoint": _digest(repr(checkpoint).encode()),
-        "version of minivllm": _digest(source_code + operator.encode()),
+        "version of minivllm": _digest((source_code + operator).encode()),
         "torch": torch.__version__,
         "number of threads": torch.get_num_threads(),
         "processor": _processor(),
     }
+
+
+def _code(path: Path) -> str:
+    """A source file without its docstrings and comments: better words are no reason to compile again."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(tree)
 
 
 def _processor() -> str:

@@ -28,14 +28,16 @@ from torch import nn
 
 from minivllm.attention.interface import AttentionBackend, AttentionMetadata
 from minivllm.models.decoder import Decoder
+from minivllm.models.int4 import EITHER, FEW_ROWS, PACKED, UNPACKED, set_form
 from minivllm.models.registry import ModelConfig
 
 DTYPES = (torch.float32, torch.bfloat16)  # those the attention operator has kernels for
 PARTS = ("decoder", "logits")
+FEW = "few_rows"  # with int4 weights a third: the decoder for up to FEW_ROWS tokens
 _WEIGHTS, _INDEX = "weights.bin", "weights.json"
 _ALIGNMENT = 64  # a cache line; what the kernels load is then never split
 _EXAMPLE_TOKENS = 32  # kernels fit any number; block sizes are chosen with this one in mind
-_INDUCTOR = {
+_INDUCTOR: dict[str, Any] = {
     "freezing": True,
     "max_autotune": True,
     "max_autotune_gemm_backends": "CPP",  # one choice: nothing is timed, so a busy machine compiles the same kernels
@@ -43,6 +45,10 @@ _INDUCTOR = {
     "aot_inductor.package_constants_in_so": False,
     "aot_inductor.package_constants_on_disk_format": "pickle_weights",
 }
+
+
+# Inductor's own int4 kernel unpacks a whole panel of weights before it multiplies; torch's does it on the way.
+_INDUCTOR_INT4 = _INDUCTOR | {"max_autotune_gemm_backends": "ATEN"}
 
 
 class CompiledDecoder:
@@ -58,7 +64,7 @@ class CompiledDecoder:
         weights = _load_weights(folder)
         self.embed_tokens = weights.pop("embed_tokens")
         self._libraries = {}
-        for part in PARTS:
+        for part in (*PARTS, *([FEW] if (folder / f"{FEW}.so").exists() else [])):
             library = torch._C._aoti.AOTIModelContainerRunnerCpu(str(folder / f"{part}.so"), 1)
             names = library.get_constant_names_to_original_fqns()
             constants = {name: weights[f"{part}.{original}"] for name, original in names.items()}
@@ -78,11 +84,12 @@ class CompiledDecoder:
         x = inputs_embeds if input_ids is None else nn.functional.embedding(input_ids, self.embed_tokens)
         assert x is not None, "input_ids or inputs_embeds"
         arguments = [x, positions, meta.query_start_loc, meta.seq_lens, meta.block_tables, meta.slot_mapping, *kv_caches]
-        hidden: torch.Tensor = self._libraries["decoder"].run(arguments)[0]
+        few = self._libraries.get(FEW) if len(x) <= FEW_ROWS else None
+        hidden: torch.Tensor = (few or self._libraries["decoder"]).run(arguments)[0]
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `Decoder.logits`."""
+        """As `Decoder.logits`: hidden [N, hidden_size] -> [N, vocab_size]."""
         if len(hidden) == 0:  # the library's batch has a row at least
             return hidden.new_empty(0, self.config.vocab_size)
         logits: torch.Tensor = self._libraries["logits"].run([hidden])[0]
@@ -101,13 +108,14 @@ def compile_decoder(decoder: Decoder, folder: Path, say: Callable[[str], None] =
     scratch = folder / "inductor"
     scratch.mkdir()
     with torch.no_grad(), fresh_cache(dir=str(scratch)):
-        for part, module, arguments, shapes in _parts(decoder):
+        for part, module, arguments, shapes, options in _parts(decoder):
             say(f"tracing {part}")
             program = torch.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
             say(f"compiling {part}")
-            for name, tensor in _collect(_aot_compile(program), folder / part):
+            for name, tensor in _collect(_aot_compile(program, options), folder / part):
                 weights[f"{part}.{name}"] = tensor
     scratch.rmdir()
+    set_form(decoder, EITHER)
     say("saving the packed weights")
     _save_weights(weights, folder)
     say("comparing with the eager decoder")
@@ -152,8 +160,9 @@ class _Logits(nn.Module):
         return self.decoder.logits(hidden)
 
 
-def _parts(decoder: Decoder) -> Iterator[tuple[str, nn.Module, tuple[Any, ...], Any]]:
-    """(name, module, example arguments, their open dimensions) of each library."""
+def _parts(decoder: Decoder) -> Iterator[tuple[str, nn.Module, tuple[Any, ...], Any, dict[str, Any]]]:
+    """(name, module, example arguments, their open dimensions, inductor's options) of each library. Each is to be traced before
+    the next is asked for: int4 weights are in another form then."""
     from torch.export import Dim
 
     names = ("tokens", "starts", "requests", "table", "blocks", "block_size", "rows")
@@ -163,8 +172,13 @@ def _parts(decoder: Decoder) -> Iterator[tuple[str, nn.Module, tuple[Any, ...], 
     shape = (meta.query_start_loc, meta.seq_lens, meta.block_tables, meta.slot_mapping)
     open_dimensions = ({0: tokens}, {0: tokens}, {0: starts}, {0: requests}, {0: requests, 1: table}, {0: tokens})
     caches = [{1: blocks, 2: block_size}] * len(kv_caches)
-    yield "decoder", _Layers(decoder), (x, positions, *shape, kv_caches), (*open_dimensions, caches)
-    yield "logits", _Logits(decoder), (x,), ({0: rows},)
+    arguments = (x, positions, *shape, kv_caches)
+    has_int4 = set_form(decoder, UNPACKED)
+    yield "decoder", _Layers(decoder), arguments, (*open_dimensions, caches), _INDUCTOR
+    if has_int4:
+        set_form(decoder, PACKED)
+        yield FEW, _Layers(decoder), arguments, (*open_dimensions, caches), _INDUCTOR_INT4
+    yield "logits", _Logits(decoder), (x,), ({0: rows},), _INDUCTOR
 
 
 def _example_batch(decoder: Decoder, num_tokens: int) -> tuple[torch.Tensor, AttentionMetadata, list[torch.Tensor]]:
@@ -181,19 +195,19 @@ def _example_batch(decoder: Decoder, num_tokens: int) -> tuple[torch.Tensor, Att
     slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
     put = torch.from_numpy
     tensors = put(starts), put(seq_lens), put(tables), put(slots)
-    meta = AttentionMetadata(decodes, num_tokens, *tensors, query_start_loc_np=starts, seq_lens_np=seq_lens)
+    meta = AttentionMetadata(decodes, num_tokens, *tensors)
     shape = (2, 1 + decodes + blocks_of_prompt, block_size, config.num_kv_heads, config.head_dim)
     caches = [torch.zeros(shape, dtype=decoder.embed_tokens.dtype) for _ in range(config.num_layers)]
     return put(positions), meta, caches
 
 
-def _aot_compile(program: Any) -> Sequence[Any]:
+def _aot_compile(program: Any, options: dict[str, Any]) -> Sequence[Any]:
     """The files and constants inductor makes of an exported program."""
     from torch._inductor import aot_compile, exc
 
     arguments, keywords = program.example_inputs
     try:
-        return aot_compile(program.module(check_guards=False), arguments, keywords, options=_INDUCTOR)
+        return aot_compile(program.module(check_guards=False), arguments, keywords, options=options)
     except (exc.InvalidCxxCompiler, exc.CppCompileError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(

@@ -16,15 +16,18 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+
+from minivllm.models.gguf_header import check_header
 
 if TYPE_CHECKING:
     import torch
     from gguf import GGUFReader, ReaderTensor
     from tokenizers import Tokenizer
 
+T = TypeVar("T")
 SERVED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 _HF_ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
@@ -66,6 +69,7 @@ def convert_gguf(path: str | Path, folder: str | Path, *, max_shard_bytes: int =
     metadata = _Metadata(path, reader.fields)
     config = hf_config(metadata, reader.tensors)
     planned = _plan_tensors(path, reader.tensors, config)
+    _check_shapes(path, planned, config)
     _write_json(folder / "config.json", config)
     generation = {key: config[key] for key in config if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(folder / "generation_config.json", generation)
@@ -81,9 +85,7 @@ def _open(path: Path) -> GGUFReader:
         raise ImportError("Reading a GGUF file needs the gguf package: pip install gguf") from error
     if not path.is_file():
         raise ValueError(f"No GGUF file at {path}.")
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ValueError(f"{path} is not a GGUF file: it does not start with the bytes 'GGUF'.")
+    check_header(path)
     try:
         return GGUFReader(path)
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:  # what its parser trips over
@@ -92,24 +94,58 @@ def _open(path: Path) -> GGUFReader:
 
 
 class _Metadata:
-    """The key-value pairs of a GGUF file, with errors that name the file and the key."""
+    """The key-value pairs of a GGUF file, with errors that name the file and the key. A value is of the kind that is asked for:
+    a number, a text, or a list of one of them, whatever a file may hold there."""
 
     def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
         self.path, self._fields = path, fields
-        self.architecture: str = self["general.architecture"]
+        self.architecture = self.text("general.architecture")
 
-    def __getitem__(self, key: str) -> Any:
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+        """None (or the default) where the file has no such key. Raises ValueError for a value of another kind."""
         if key not in self._fields:
-            raise ValueError(f"{self.path} lacks the metadata key {key!r}: it cannot be turned into a model.")
-        return self._fields[key].contents()
+            return default
+        value = self._fields[key].contents()
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise ValueError(f"{self.path}: the metadata key {key!r} must be of type {kind.__name__}, got {value!r:.60}.")
+        return value
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._fields[key].contents() if key in self._fields else default
+    def text(self, key: str) -> str:
+        return self._required(key, self.get(key, str))
 
-    def arch(self, key: str, default: Any = None) -> Any:
-        """A key of the architecture's own, e.g. `block_count` for `llama.block_count`; required when there is no default."""
+    def texts(self, key: str) -> list[str]:
+        return self._list(key, str)
+
+    def numbers(self, key: str) -> list[int]:
+        return self._list(key, int)
+
+    def token_id(self, name: str) -> int | None:
+        return self.get(f"tokenizer.ggml.{name}_token_id", int)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A size of the architecture's own, e.g. `block_count` for `llama.block_count`: at least 1."""
+        value = self.arch(key, int, default)
+        if value < 1:
+            raise ValueError(f"{self.path}: the metadata key {self.architecture}.{key}={value} must be at least 1.")
+        return value
+
+    def arch(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """A key of the architecture's own; required when there is no default."""
         key = f"{self.architecture}.{key}"
-        return self[key] if default is None else self.get(key, default)
+        return self._required(key, self.get(key, kind, default))
+
+    def _required(self, key: str, value: T | None) -> T:
+        if value is None:
+            raise ValueError(f"{self.path} lacks the metadata key {key!r}: it cannot be turned into a model.")
+        return value
+
+    def _list(self, key: str, kind: type[T]) -> list[T]:
+        values = self._required(key, self.get(key, list))
+        if not all(type(value) is kind for value in values):
+            raise ValueError(f"{self.path}: the metadata key {key!r} must be a list of {kind.__name__}.")
+        return values
 
 
 def hf_config(meta: _Metadata, tensors: list[ReaderTensor]) -> dict[str, Any]:
@@ -118,23 +154,23 @@ def hf_config(meta: _Metadata, tensors: list[ReaderTensor]) -> dict[str, Any]:
     shapes = {t.name: [int(n) for n in reversed(t.shape)] for t in tensors}  # GGUF lists the fastest axis first
     if "token_embd.weight" not in shapes:
         raise ValueError(f"{meta.path} has no tensor 'token_embd.weight': it is not a complete model.")
-    hidden, heads = meta.arch("embedding_length"), meta.arch("attention.head_count")
-    head_dim = meta.arch("attention.key_length", hidden // heads)
-    if meta.arch("rope.dimension_count", head_dim) != head_dim or meta.arch("attention.value_length", head_dim) != head_dim:
+    hidden, heads = meta.size("embedding_length"), meta.size("attention.head_count")
+    head_dim = meta.size("attention.key_length", hidden // heads)
+    if any(meta.size(key, head_dim) != head_dim for key in ("rope.dimension_count", "attention.value_length")):
         raise ValueError(f"{meta.path} rotates only part of a head, or has keys and values of two sizes: not served.")
     config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden,
-        "intermediate_size": meta.arch("feed_forward_length"),
-        "num_hidden_layers": meta.arch("block_count"),
+        "intermediate_size": meta.size("feed_forward_length"),
+        "num_hidden_layers": meta.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.arch("attention.head_count_kv", heads),
+        "num_key_value_heads": meta.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": meta.arch("context_length"),
-        "rms_norm_eps": _shortest_float(meta.arch("attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": meta.size("context_length"),
+        "rms_norm_eps": _shortest_float(meta.arch("attention.layer_norm_rms_epsilon", float)),
         "tie_word_embeddings": "output.weight" not in shapes,
         "dtype": _dtype_name(tensors),
         **_rope_config(meta, tensors),
@@ -145,7 +181,7 @@ def hf_config(meta: _Metadata, tensors: list[ReaderTensor]) -> dict[str, Any]:
     if meta.architecture == "llama":
         config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     if model_type == "mistral":
-        config["sliding_window"] = meta.arch("attention.sliding_window")
+        config["sliding_window"] = meta.size("attention.sliding_window")
     return config
 
 
@@ -156,9 +192,9 @@ def _hf_architecture(meta: _Metadata) -> tuple[str, str]:
             f"{meta.path} holds a {meta.architecture!r} model, which is not served. From GGUF, minivllm serves:"
             f" {', '.join(_HF_ARCHITECTURES)} (Mistral files call themselves 'llama')."
         )
-    if meta.arch("expert_count", 0):
+    if meta.arch("expert_count", int, 0):
         raise ValueError(f"{meta.path} is a mixture of experts, which is not served.")
-    if meta.arch("attention.sliding_window", 0):
+    if meta.arch("attention.sliding_window", int, 0):
         if meta.architecture == "llama":
             return "MistralForCausalLM", "mistral"
         raise ValueError(f"{meta.path} sets a sliding window but not for which layers ({meta.architecture!r}): not served.")
@@ -167,7 +203,7 @@ def _hf_architecture(meta: _Metadata) -> tuple[str, str]:
 
 def _special_token_ids(meta: _Metadata) -> dict[str, Any]:
     """bos, pad and eos. Where the file has an end of chat turn beside the end of text, either ends a generation."""
-    ids = {key: meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "padding", "eos", "eot")}
+    ids = {key: meta.token_id(key) for key in ("bos", "padding", "eos", "eot")}
     ends = list(dict.fromkeys(i for i in (ids["eos"], ids["eot"]) if i is not None))
     found = {"bos_token_id": ids["bos"], "pad_token_id": ids["padding"], "eos_token_id": ends[0] if len(ends) == 1 else ends}
     return {key: value for key, value in found.items() if value not in (None, [])}
@@ -179,9 +215,9 @@ def _shortest_float(value: float) -> float:
 
 
 def _rope_config(meta: _Metadata, tensors: list[ReaderTensor]) -> dict[str, Any]:
-    theta = _shortest_float(meta.arch("rope.freq_base", 10000.0))
-    scaling = meta.arch("rope.scaling.type", "none")
-    factor = _shortest_float(meta.arch("rope.scaling.factor", 1.0))
+    theta = _shortest_float(meta.arch("rope.freq_base", float, 10000.0))
+    scaling = meta.arch("rope.scaling.type", str, "none")
+    factor = _shortest_float(meta.arch("rope.scaling.factor", float, 1.0))
     if scaling == "linear" and factor != 1.0:
         return {"rope_parameters": {"rope_type": "linear", "rope_theta": theta, "factor": factor}}
     if scaling not in ("none", "linear"):
@@ -260,6 +296,24 @@ def _plan_tensors(path: Path, tensors: list[ReaderTensor], config: dict[str, Any
     return planned
 
 
+def _check_shapes(path: Path, planned: list[_Planned], config: dict[str, Any]) -> None:
+    """The file's tensors are those of its config, so that nothing is converted that could not be loaded."""
+    from minivllm.models.registry import ModelConfig
+    from minivllm.models.weights import expected_shapes
+
+    try:
+        expected = expected_shapes(ModelConfig.from_hf(config))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    for p in planned:
+        shape, wanted = [int(n) for n in reversed(p.source.shape)], expected.pop(p.name, None)
+        if shape != wanted:
+            asks = "has no tensor" if wanted is None else f"asks for {wanted}"
+            raise ValueError(f"{path}: tensor {p.source.name!r} has shape {shape}, where the file's metadata {asks} there.")
+    if expected:
+        raise ValueError(f"{path} lacks the tensor of {next(iter(expected))}: it is incomplete.")
+
+
 def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """Rows of a q or k projection [num_heads * D, ...], from llama.cpp's order within a head (0, D/2, 1, D/2 + 1, ...) to
     Hugging Face's (0, 1, 2, ...)."""
@@ -332,16 +386,18 @@ def hf_tokenizer(meta: _Metadata) -> Tokenizer:
     """The file's byte-level BPE tokenizer, encoding as the model's own tokenizer.json does. ValueError names other kinds."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-    kind, pre = meta["tokenizer.ggml.model"], meta["tokenizer.ggml.pre"]
+    kind, pre = meta.text("tokenizer.ggml.model"), meta.text("tokenizer.ggml.pre")
     if kind != "gpt2":
         raise ValueError(
             f"{meta.path} has a tokenizer of kind {kind!r}; from GGUF, minivllm builds byte-level BPE ('gpt2') only. Use the"
             " model's Hugging Face folder instead."
         )
-    tokens: list[str] = meta["tokenizer.ggml.tokens"]
-    types: list[int] = meta.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
+    tokens = meta.texts("tokenizer.ggml.tokens")
+    types = meta.numbers("tokenizer.ggml.token_type") if meta.get("tokenizer.ggml.token_type", list) else [1] * len(tokens)
+    if len(types) != len(tokens):
+        raise ValueError(f"{meta.path}: tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens.")
     vocab = {token: i for i, token in enumerate(tokens)}
+    merges = _merges(meta, vocab)
     # Llama 3 and its kin keep words that are tokens whole, even where the merges would not build them.
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
     tokenizer.pre_tokenizer = _pre_tokenizer(meta.path, pre)
@@ -354,6 +410,17 @@ def hf_tokenizer(meta: _Metadata) -> Tokenizer:
         elif token_type == _USER_DEFINED:
             tokenizer.add_tokens([AddedToken(token, normalized=False, special=False)])
     return _with_bos(tokenizer, meta, tokens)
+
+
+def _merges(meta: _Metadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Pairs of tokens that become one. A pair that makes no token is named here: the library would say less."""
+    merges: list[tuple[str, str]] = []
+    for merge in meta.texts("tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        if not (left in vocab and right in vocab and left + right in vocab):
+            raise ValueError(f"{meta.path}: the merge {merge!r:.80} of tokenizer.ggml.merges is of no two tokens to a third.")
+        merges.append((left, right))
+    return merges
 
 
 def _pre_tokenizer(path: Path, pre: str) -> Any:
@@ -382,8 +449,10 @@ def _with_bos(tokenizer: Tokenizer, meta: _Metadata, tokens: list[str]) -> Token
     """A tokenizer whose encode() starts with BOS, for files that ask for it."""
     from tokenizers import processors
 
-    default = meta.get("tokenizer.ggml.pre") == "llama-bpe"  # older Llama 3 files have no flag, and llama.cpp adds it there
-    if meta.get("tokenizer.ggml.add_bos_token", default) and (bos := meta.get("tokenizer.ggml.bos_token_id")) is not None:
+    default = meta.text("tokenizer.ggml.pre") == "llama-bpe"  # older Llama 3 files have no flag, and llama.cpp adds it there
+    if meta.get("tokenizer.ggml.add_bos_token", bool, default) and (bos := meta.token_id("bos")) is not None:
+        if not 0 <= bos < len(tokens):
+            raise ValueError(f"{meta.path}: tokenizer.ggml.bos_token_id={bos} is no token; there are {len(tokens)}.")
         token = tokens[bos]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{token}:0 $A:0", pair=f"{token}:0 $A:0 {token}:1 $B:1", special_tokens=[(token, bos)]
@@ -392,7 +461,7 @@ def _with_bos(tokenizer: Tokenizer, meta: _Metadata, tokens: list[str]) -> Token
 
 
 def _tokenizer_config(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    tokens: list[str] = meta["tokenizer.ggml.tokens"]
+    tokens = meta.texts("tokenizer.ggml.tokens")
     out: dict[str, Any] = {
         # the class that takes tokenizer.json as it stands; a model's own class would rebuild its pre-tokenizer
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -401,9 +470,9 @@ def _tokenizer_config(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]
     }
     names = (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))
     for name, key in names:
-        if (token_id := meta.get(f"tokenizer.ggml.{key}_token_id")) is not None and token_id < len(tokens):
+        if (token_id := meta.token_id(key)) is not None and token_id < len(tokens):
             out[name] = tokens[token_id]
-    if (template := meta.get("tokenizer.chat_template")) is not None:
+    if (template := meta.get("tokenizer.chat_template", str)) is not None:
         out["chat_template"] = template
     return out
 

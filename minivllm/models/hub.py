@@ -188,7 +188,7 @@ def _is_complete(folder: Path, source_sha256: str) -> bool:
         manifest = read_json(folder / MANIFEST)
         wanted = (manifest["source_sha256"], manifest["converter_version"]) == (source_sha256, CONVERTER_VERSION)
         return wanted and all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
-    except (ValueError, KeyError, OSError):
+    except (ValueError, KeyError, OSError, TypeError, AttributeError):  # of another form: it was not written here
         return False
 
 

@@ -24,10 +24,11 @@ from minivllm.models.linear import Linear
 
 GROUP = 32
 ROWS = 16  # the kernel takes the matrix's rows by so many
-# Of x. At 8 rows this kernel took two thirds of a bfloat16 product's time, at 32 twice as long; in between it was not
+# Of x. For one row this kernel took half the time of a packed bfloat16 product, for eight rows longer; between them it was not
 # measured.
-FEW_ROWS = 8
+FEW_ROWS = 4
 DTYPES = (torch.bfloat16, torch.float32)
+EITHER, PACKED, UNPACKED = "either", "packed", "unpacked"
 
 _operators = torch.library.Library("minivllm", "FRAGMENT")
 _operators.define("int4_linear(Tensor x, Tensor packed, Tensor scales_and_zeros, Tensor? weight) -> Tensor")
@@ -60,10 +61,28 @@ class Int4Linear(nn.Module):
         self.register_buffer("scales_and_zeros", torch.stack([scales.t(), zeros.t()], dim=-1).contiguous())
         self.weight = dequantize(q, scales, zeros) if keep_unpacked else None
         self.bias = linear.bias
+        self.form = EITHER
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = torch.ops.minivllm.int4_linear(x, self.packed, self.scales_and_zeros, self.weight)
+        """x [T, in] -> [T, out]."""
+        if self.form == UNPACKED:
+            assert self.weight is not None, "keep_unpacked"
+            return F.linear(x, self.weight, self.bias)
+        y: torch.Tensor
+        if self.form == PACKED:
+            y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, GROUP, self.scales_and_zeros)
+        else:
+            y = torch.ops.minivllm.int4_linear(x, self.packed, self.scales_and_zeros, self.weight)
         return y if self.bias is None else y + self.bias
+
+
+def set_form(decoder: Decoder, form: str) -> bool:
+    """Let all `Int4Linear`s compute with EITHER form of their weights, by the number of rows, or with one of them always, as a
+    compiler needs it. Returns whether there are any."""
+    linears = [module for module in decoder.modules() if isinstance(module, Int4Linear)]
+    for linear in linears:
+        linear.form = form
+    return bool(linears)
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

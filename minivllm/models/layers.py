@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Root-mean-square norm (Zhang and Sennrich, 2019): x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+    x [..., H], weight [H] -> [..., H].
 
     The division is in float32, and its result is rounded to x's dtype *before* the weight is applied, as transformers does it:
     in bfloat16 the order decides the last bit.

@@ -51,6 +51,7 @@ _MODEL_TYPES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 _LARGEST_SIZE = 2**31 - 1  # what kernels index with; a larger number in a config is a typing error or an attack
+_LARGEST = {"num_hidden_layers": 1 << 12, "head_dim": 1 << 12}  # of these there are lists and tables before any weight is read
 _MISTRAL_DEFAULT_WINDOW = 4096  # transformers' default where a Mistral config has no `sliding_window` key
 
 # Settings seen in configs of this kind that change the answers and are not built, with the values that ask for nothing.
@@ -163,7 +164,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ValueError names the file that is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, or a number of 5,000 digits
         raise ValueError(f"{path} is not valid JSON ({error}). Fetch the model again.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}.")
@@ -177,8 +178,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if not named:  # a config saved without a model class names its model_type only
         named = [_MODEL_TYPES.get(str(config.get("model_type")), str(config.get("model_type")))]
     for name in named:
-        if name in FAMILIES:
-            return str(name)
+        if isinstance(name, str) and name in FAMILIES:
+            return name
     raise ValueError(f"Architecture {', '.join(map(str, named))} is not served. minivllm serves: {', '.join(FAMILIES)}.")
 
 
@@ -199,8 +200,9 @@ def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
 def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST_SIZE:
-        raise ValueError(f"The model's config needs {key} as an integer from 1 to {_LARGEST_SIZE}, got {value!r}.")
+    largest = _LARGEST.get(key, _LARGEST_SIZE)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+        raise ValueError(f"The model's config needs {key} as an integer from 1 to {largest}, got {value!r:.80}.")
     return value
 
 

@@ -55,6 +55,6 @@ def rotary_table(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torc
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """`apply_rope` with the table given, in fewer kernels: rolling by D/2 swaps the two halves, and the sign is in the
-    table."""
+    """`apply_rope` of x [T, heads, D] with the table given (`rotary_table`), in fewer kernels: rolling by D/2 swaps the two
+    halves, and the sign is in the table."""
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * signed_sin

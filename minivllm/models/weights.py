@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +19,7 @@ from minivllm.models.hub import resolve_model
 from minivllm.models.registry import KNOWN_CONFIGS, ModelConfig, read_json
 
 _INDEX = "model.safetensors.index.json"
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_FLOATS = ("F32", "BF16", "F16", "F64")  # as safetensors writes them
 
 
 def load_config(model: str | Path, *, load_format: str = "auto") -> ModelConfig:
@@ -53,8 +55,10 @@ def load_model(
         _fill_randomly(decoder, seed)
     else:
         folder = _folder(model, load_format)
-        decoder = Decoder(ModelConfig.from_folder(folder), dtype, device)
-        _fill_from_folder(decoder, folder)
+        config, files = ModelConfig.from_folder(folder), _weight_files(folder)
+        _check_checkpoint(config, folder, files)  # before anything is allocated: sizes are a stranger's
+        decoder = Decoder(config, dtype, device)
+        _fill_from_files(decoder, files)
     return decoder.eval()
 
 
@@ -80,27 +84,48 @@ def _fill_randomly(decoder: Decoder, seed: int) -> None:
             tensor.uniform_(-bound, bound, generator=generator)
 
 
-@torch.no_grad()
-def _fill_from_folder(decoder: Decoder, folder: Path) -> None:
-    wanted = dict(decoder.checkpoint_tensors())
-    for file in _weight_files(folder):
-        for name, tensor in _tensors(file):
-            if name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and decoder.config.tie_word_embeddings):
-                continue  # both follow from other values; old checkpoints carry them
+def expected_shapes(config: ModelConfig) -> dict[str, list[int]]:
+    """Name and shape of every tensor of a checkpoint of this config. Allocates nothing. Raises ValueError for sizes that no
+    machine can hold."""
+    try:
+        outline = Decoder(config, torch.bfloat16, "meta")
+    except (RuntimeError, TypeError) as error:  # a product beyond 64 bits
+        raise ValueError(f"The sizes of the model's config are impossible together: {error}") from error
+    return {name: list(tensor.shape) for name, tensor in outline.checkpoint_tensors()}
+
+
+def _check_checkpoint(config: ModelConfig, folder: Path, files: list[Path]) -> None:
+    """Names, shapes and types of all tensors, by the files' headers alone, against the config."""
+    wanted = expected_shapes(config)
+    for file in files:
+        for name, shape, dtype in _headers(file):
+            if _follows_from_others(name, config):
+                continue
             target = wanted.pop(name, None)
             if target is None:
-                raise ValueError(
-                    f"{file} holds tensor {name!r}, which has no place in a {decoder.config.architecture} of this config."
-                )
-            if tensor.shape != target.shape:
-                shapes = f"{list(tensor.shape)}, where config.json asks for {list(target.shape)}"
-                raise ValueError(f"{file}: tensor {name!r} has shape {shapes}.")
-            if tensor.dtype not in _FLOATS:
-                raise ValueError(f"{file}: tensor {name!r} is {tensor.dtype}: quantized safetensors are not served.")
-            target.copy_(tensor)
+                raise ValueError(f"{file} holds tensor {name!r}, which has no place in a {config.architecture} of this config.")
+            if shape != target:
+                raise ValueError(f"{file}: tensor {name!r} has shape {shape}, where config.json asks for {target}.")
+            if dtype not in _FLOATS:
+                raise ValueError(f"{file}: tensor {name!r} is {dtype}: quantized safetensors are not served.")
     if wanted:
         names = ", ".join(list(wanted)[:5]) + (f" and {len(wanted) - 5} more" if len(wanted) > 5 else "")
         raise ValueError(f"The checkpoint in {folder} lacks {names}: it is incomplete. Fetch the model again.")
+
+
+def _follows_from_others(name: str, config: ModelConfig) -> bool:
+    """Tensors that old checkpoints carry although other values say the same."""
+    return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+@torch.no_grad()
+def _fill_from_files(decoder: Decoder, files: list[Path]) -> None:
+    targets = dict(decoder.checkpoint_tensors())
+    for file in files:
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 (it is no dict and cannot be iterated)
+                if not _follows_from_others(name, decoder.config):
+                    targets[name].copy_(opened.get_tensor(name))  # a view of the mapped file until it is copied
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -129,14 +154,21 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of one file, each a view of the mapped file until it is copied."""
+def _headers(file: Path) -> Iterator[tuple[str, list[int], str]]:
+    """Name, shape and type ("F32", "I8") of each tensor of one file. No data is read."""
+    with _opened(file) as opened:
+        for name in opened.keys():  # noqa: SIM118
+            header = opened.get_slice(name)
+            yield name, list(header.get_shape()), str(header.get_dtype())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
-            for name in opened.keys():  # noqa: SIM118 (it is no dict and cannot be iterated)
-                yield name, opened.get_tensor(name)
+            yield opened
     except SafetensorError as error:
         size = file.stat().st_size
         raise ValueError(f"{file} is damaged or cut short ({size} bytes): {error}. Fetch the model again.") from error

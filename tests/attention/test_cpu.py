@@ -81,6 +81,21 @@ def test_a_slot_the_cache_does_not_have_is_refused_and_nothing_is_written(slot: 
     assert torch.equal(cache, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_writing_and_decoding_in_one_call_is_one_after_the_other(dtype: torch.dtype) -> None:
+    """As the compiled decoder asks for it. New keys and values are slices of wider rows, as a packed projection gives them."""
+    q, cache, tables, lens = (t.to(dtype) if t.is_floating_point() else t for t in decode_arguments())
+    qkv = torch.randn(6, 8, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
+    key, value, slots = qkv[:, 4:6], qkv[:, 6:], tables[:, 1].long() * 4 + 2  # the seventh token's
+    expected_cache = cache.clone()
+    cpu.write_kv(key, value, expected_cache, slots)
+    expected = cpu.paged_decode(q, expected_cache, tables, lens)
+    starts = torch.arange(7, dtype=torch.int32)
+    arguments = (q, key, value, cache, starts, lens, tables, slots, 64**-0.5, cpu.NO_WINDOW)
+    assert torch.equal(torch.ops.minivllm.cpu_attention(*arguments), expected)
+    assert torch.equal(cache, expected_cache)
+
+
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 7, 40])
 @pytest.mark.parametrize("window", [cpu.NO_WINDOW, 9])
 def test_however_the_tokens_are_cut_between_workers_the_result_is_the_same(num_workers: int, window: int) -> None:
@@ -95,7 +110,8 @@ def test_however_the_tokens_are_cut_between_workers_the_result_is_the_same(num_w
     lens = torch.tensor(lengths, dtype=torch.int32)
     out = torch.empty_like(q)
     arrays = q.data_ptr(), q.stride(0), cache.data_ptr(), cache.numel(), tables.data_ptr(), tables.shape[1], lens.data_ptr()
-    paged_decode_kernel(64, 2, False)(*arrays, out.data_ptr(), len(lens), 0.125, window, 4, 2, num_workers)
+    shape, nothing_new = (len(lens), 0.125, window, 4, 2), (0,) * 6
+    paged_decode_kernel(64, 2, False)(*arrays, out.data_ptr(), *shape, num_workers, *nothing_new)
     expected = paged_decode(q, cache, tables, lens, sliding_window=None if window == cpu.NO_WINDOW else window)
     torch.testing.assert_close(out, torch.where(lens[:, None, None] > 0, expected, 0.0), atol=1e-5, rtol=1e-5)
 

@@ -177,6 +177,7 @@ def test_what_cannot_be_made_is_refused_by_name(arguments: dict[str, Any], messa
     ("text", "message"),
     [
         ("", "is empty"),
+        ("[" * 50_000 + "\n", "line 1"),
         ('{"format": "minivllm-trace", "version": 1}\n', "line 1 .* format 'minivllm-workload'"),
         ('{"format":"minivllm-workload","version":1,"name":"x","seed":0}\n{"prompt":null,"prompt_token_ids":null,"max_tokens":1}\n',
          "line 2 .* needs a prompt"),

@@ -14,7 +14,7 @@ import torch
 from minivllm import cli
 from minivllm.attention import get_backend
 from minivllm.models import compile_cache, compiled
-from minivllm.models.compile_cache import compile_model, load_compiled
+from minivllm.models.compile_cache import _code, compile_model, load_compiled
 from tests.models.conftest import MakeModel
 
 BACKEND = get_backend("reference", "cpu", torch.float32)
@@ -158,3 +158,17 @@ def test_the_command_says_what_it_does_and_ends_with_the_folder(folder: Path, ca
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == str(compile_model(folder, torch.float32))
     assert "loading the weights ..." in err
+
+
+def test_other_words_are_no_reason_to_compile_again_and_other_code_is(tmp_path: Path) -> None:
+    texts = (
+        '''"""Doc."""\ndef f(x):\n    """Twice x."""\n    return 2 * x  # why\n''',
+        '''"""Other."""\ndef f(x):\n    """x, twice."""\n\n    return 2 * x\n''',
+        '''"""Doc."""\ndef f(x):\n    """Twice x."""\n    return 3 * x  # why\n''',
+    )
+    path = tmp_path / "source.py"
+    codes = []
+    for text in texts:
+        path.write_text(text)
+        codes.append(_code(path))
+    assert codes[0] == codes[1] != codes[2]
