@@ -11,14 +11,15 @@ PY := $(BIN)/python
 
 # Tests that need neither the real model nor a Jupyter kernel.
 FAST := tests/core tests/sim tests/sampling tests/text tests/package tests/bench tests/observe tests/worker tests/attention \
-	tests/labs/test_build.py tests/labs/test_quiz.py tests/labs/test_stages.py
+	tests/labs/test_build.py tests/labs/test_quiz.py tests/labs/test_stages.py tests/grading/test_outputs.py
 
-.PHONY: help demo test check lab build clean
+.PHONY: help demo test check fuzz lab build clean
 help:
 	@echo "make demo    set up, fetch the model (98 MB), generate text, and compare with transformers"
 	@echo "make lab     set up and open JupyterLab in labs/"
 	@echo "make test    every test, the same that CI runs, in two processes (JOBS=N for another number)"
 	@echo "make check   format, lint, types and the fast tests, in under a minute"
+	@echo "make fuzz    ten minutes of search with random examples: loads, headers, bodies, templates, notebooks"
 	@echo "make build   rebuild the notebooks from solutions/*.py, executed"
 	@echo "make clean   remove the virtual environment and caches of this folder"
 
@@ -46,6 +47,9 @@ check: $(VENV)/.all
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pytest $(FAST) -q -m "not slow" -x $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.all
+	$(PY) -m tests.fuzz --seconds $(or $(SECONDS_OF_SEARCH),600)
 
 build: $(VENV)/.all
 	$(PY) -m checks build --execute

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from minivllm.sampling_params import SamplingParams
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2  # argparse's own
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 DEFAULT_MAX_TOKENS = 256
@@ -152,6 +151,9 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="what clients call the model; the first is said")
     group.add_argument("--max-open-requests", type=int, default=1024, metavar="N", help="more get 429 (default: %(default)s)")
     group.add_argument("--max-request-bytes", type=int, default=8 << 20, metavar="N", help="of a body (default: %(default)s)")
+    group.add_argument(
+        "--trust-request-chat-template", action="store_true", help="run templates that come with requests (sandboxed)"
+    )
     group.add_argument(
         "--shutdown-timeout", type=float, default=60.0, metavar="S", help="for open answers (default: %(default)s)"
     )
@@ -415,6 +417,7 @@ def _serve(args: argparse.Namespace) -> int:
         api_keys=tuple(keys),
         max_open_requests=args.max_open_requests,
         max_request_bytes=args.max_request_bytes,
+        trust_request_chat_template=args.trust_request_chat_template,
     )
     return serve(
         LaunchSettings(

@@ -25,21 +25,41 @@ logger = logging.getLogger("minivllm")
 @dataclass(frozen=True)
 class Seam:
     """One replaceable part. `file` is relative to `minivllm/` and to a student's `my_engine/`; `attribute` is the part's name
-    in it; `capabilities` is all that the reference can do; `contract` is what an implementation must offer, in words."""
+    in it; `capabilities` is all that the reference can do; `contract` is what an implementation must offer, in words.
+    `triton_file`: a second file whose part, if it is there, is taken where Triton kernels run."""
 
     name: str
     file: str
     attribute: str
     capabilities: frozenset[str]
     contract: str
+    triton_file: str | None = None
+
+    def file_in(self, root: Path) -> Path | None:
+        """The file of a student's folder that the part is taken from here; None if there is none."""
+        kernels = root / self.triton_file if self.triton_file else None
+        if kernels is not None and kernels.is_file() and triton_runs_here():
+            return kernels
+        path = root / self.file
+        return path if path.is_file() else None
 
     def reference(self) -> Any:
         module = importlib.import_module("minivllm." + self.file.removesuffix(".py").replace("/", "."))
         return getattr(module, self.attribute)
 
 
-def _seam(name: str, file: str, attribute: str, capabilities: str, contract: str) -> Seam:
-    return Seam(name, file, attribute, frozenset(c.strip() for c in capabilities.split(",") if c.strip()), contract)
+def _seam(name: str, file: str, attribute: str, capabilities: str, contract: str, triton_file: str | None = None) -> Seam:
+    able = frozenset(c.strip() for c in capabilities.split(",") if c.strip())
+    return Seam(name, file, attribute, able, contract, triton_file)
+
+
+def triton_runs_here() -> bool:
+    """Whether Triton kernels run in this process: on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+    import torch  # only where there are kernels to be asked about
+
+    from minivllm.attention.gpu import why_not
+
+    return why_not("cuda" if torch.cuda.is_available() else "cpu", torch.float32) is None
 
 
 SEAMS: dict[str, Seam] = {
@@ -67,7 +87,7 @@ SEAMS: dict[str, Seam] = {
             "core/radix_cache.py",
             "RadixCache",
             "radix",
-            "class(): match_prefix(keys), insert(keys, blocks, start, end), evict(block), reset(), len()",
+            "class(): match_prefix(keys), insert(keys, blocks, start, end), settle(), evict(block), reset(), len()",
         ),
         _seam(
             "scheduler",
@@ -98,6 +118,7 @@ SEAMS: dict[str, Seam] = {
             "sliding window",
             'paged_decode(q, kv_cache, block_tables, seq_lens, *, scale, sliding_window); with capability "graphs" it may be'
             " captured into a CUDA graph",
+            "attention/triton_kernels.py",
         ),
         _seam(
             "attention.prefill",
@@ -204,8 +225,8 @@ class Components(Mapping[str, Any]):
             raise FileNotFoundError(f"No components folder at {root}. Pass the folder that holds core/, sampling/, ...")
         parts: dict[str, Any] = {}
         for seam in SEAMS.values():
-            path = root / seam.file
-            if path.is_file() and (part := getattr(load_file(path, root), seam.attribute, None)) is not None:
+            path = seam.file_in(root)
+            if path is not None and (part := getattr(load_file(path, root), seam.attribute, None)) is not None:
                 parts[seam.name] = part
         logits_file = root / "sampling" / "logits.py"
         if "sampler" not in parts and logits_file.is_file():

@@ -216,7 +216,9 @@ class EngineConfig:
 
     def resolved(self, device_type: str) -> EngineConfig:
         """A copy with the device's defaults filled in ("cpu" or "cuda"). `max_model_len` stays None: only the KV pool knows."""
-        seqs_default, budget_default = (64, 1024) if device_type == "cpu" else (256, 8192)
+        # On a CPU prompts that come together are prefilled one after the other anyway: in small steps the first of them do not
+        # wait for the last. (Eight of 128 tokens: mean TTFT 282 ms; with a budget of 1024, 489 ms. Throughput hardly changes.)
+        seqs_default, budget_default = (64, 512) if device_type == "cpu" else (256, 8192)
         seqs, budget = self.max_num_seqs, self.max_num_batched_tokens
         if budget is None:
             budget = max(budget_default, seqs or 0, self.long_prefill_token_threshold)

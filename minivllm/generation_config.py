@@ -5,12 +5,12 @@ Labs: built by none. May not know torch.
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from minivllm.components import Components
+from minivllm.models.registry import read_json
 from minivllm.sampling_params import SamplingParams
 
 logger = logging.getLogger("minivllm")
@@ -37,10 +37,7 @@ def default_sampling_params(folder: Path | None, components: Components) -> Samp
     file = None if folder is None else folder / "generation_config.json"
     if file is None or not file.is_file():
         return SamplingParams()
-    try:
-        recommended = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
+    recommended = read_json(file)
     for name, neutral in _NOT_SERVED.items():
         value = recommended.get(name)
         if value is not None and value not in neutral:

@@ -74,12 +74,13 @@ class InputProcessor:
         self, user_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, arrival_time: float | None = None
     ) -> ProcessedRequest:
         """Tokenize and check one request. Raises ValueError naming the value, the limit and what to change."""
+        _check_unicode("request_id", user_id)
         params = self._checked_params(params)
         text, token_ids, cache_salt = self._parse(prompt)
         token_ids = self._truncated(token_ids, params)
         self._check_prompt(token_ids)
-        if not isinstance(priority, Integral):
-            raise ValueError(f"priority must be an integer, got {priority!r:.80}.")
+        if not isinstance(priority, Integral) or not -(2**63) <= priority < 2**63:
+            raise ValueError(f"priority must be an integer of 64 bits, got {priority!r:.80}.")
         if priority and self.config.scheduling_policy != "priority":
             raise ValueError(
                 f'priority={priority} needs LLM(scheduling_policy="priority"); this engine serves first come first.'
@@ -115,6 +116,7 @@ class InputProcessor:
         salt = given.get("cache_salt")
         if salt is not None and (not isinstance(salt, str) or not salt):
             raise ValueError(f"prompt['cache_salt'] must be a non-empty string, got {salt!r:.80}.")
+        _check_unicode("cache_salt", salt or "")
         text = given.get("prompt")
         if "prompt_token_ids" in given:
             return text, _as_token_ids(given["prompt_token_ids"]), salt
@@ -162,6 +164,7 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be a SamplingParams, got {params!r:.80}.")
         params = params.replaced()
+        _check_unicode("SamplingParams.stop", *params.stop)
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             if bad := [t for t in getattr(params, name) if t >= self.vocab_size]:
                 raise ValueError(
@@ -232,6 +235,15 @@ def asked_of_sampler(params: SamplingParams) -> dict[str, str]:
 def _first_penalty(params: SamplingParams) -> str:
     neutral = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}
     return next((name for name, off in neutral.items() if getattr(params, name) != off), "presence_penalty")
+
+
+def _check_unicode(name: str, *texts: str) -> None:
+    """JSON can spell half a character, "\\ud800", which no other process and no answer can."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} is not valid Unicode (a lone surrogate): {text!r:.60}.") from None
 
 
 def _as_token_ids(value: Any) -> list[int]:

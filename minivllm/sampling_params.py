@@ -16,6 +16,7 @@ MAX_LOGPROBS = 20
 GREEDY_EPS = 1e-5
 MIN_TEMPERATURE = 1e-2
 MAX_BIAS = 100.0
+REPETITION_PENALTIES = 0.01, 100.0  # beyond, a float32 logit divided by it may be no number any more
 
 # Fields of vLLM's SamplingParams that are not served, with the value that means "not asked for".
 _UNSUPPORTED: dict[str, Any] = {
@@ -31,6 +32,8 @@ _UNSUPPORTED: dict[str, Any] = {
     "skip_reading_prefix_cache": None,
     "repetition_detection": None,
 }
+
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "truncate_prompt_tokens")
 
 
 def _is_int(value: Any) -> bool:
@@ -55,7 +58,7 @@ class SamplingParams:
         top_p: in (0, 1]. 1 is off.   top_k: 0 or -1 is off, else keep the k largest logits.   min_p: in [0, 1].
         presence_penalty, frequency_penalty: in [-2, 2], taken off the logits of tokens that are in the output, once, and once
             for each time.   repetition_penalty: > 0; logits of tokens in prompt or output are divided by it (multiplied if
-            negative). 1 is off.
+            negative). 1 is off; from 0.01 to 100.
         logit_bias: {token id: what is added to its logit}, cut to [-100, 100].
         allowed_token_ids: only these can come.   bad_words: texts that cannot; of several tokens, the last is withheld where
             the output ends with the others.
@@ -170,6 +173,9 @@ class SamplingParams:
             raise ValueError(f"SamplingParams.{name}={value!r} is not supported by minivllm; leave it at {default!r}.")
 
     def _validate(self) -> None:
+        for name in _INTEGERS:  # they go to another process, to counters and into tensors, all of 64 bits
+            value = getattr(self, name)
+            self._need(not _is_int(value) or -(2**63) <= value < 2**63, name, "a 64-bit integer")
         self._validate_choice()
         self._validate_end()
         self._validate_output()
@@ -194,14 +200,17 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             need(_is_real(value) and -2 <= value <= 2, name, "in [-2, 2] (0 is off)")
-        need(
-            _is_real(self.repetition_penalty) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            "a finite number above 0 (1 is off)",
-        )
+        low, high = REPETITION_PENALTIES
+        ok = _is_real(self.repetition_penalty) and low <= self.repetition_penalty <= high
+        need(ok, "repetition_penalty", f"in [{low}, {high:g}] (1 is off)")
         need(_are_token_ids(self.allowed_token_ids), "allowed_token_ids", "a list of token ids (integers, at least 0)")
         need(all(isinstance(s, str) and s.strip() for s in self.bad_words), "bad_words", "made of texts that are not blank")
-        need(self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63), "seed", "None or a 64-bit integer")
+        need(self.seed is None or _is_int(self.seed), "seed", "None or a 64-bit integer")
+        need(
+            self.seed is None or self.seed + self.n <= 2**63,
+            "seed",
+            f"at most {2**63 - self.n} with n={self.n} (completion i has the seed plus i)",
+        )
 
     def _validate_end(self) -> None:
         """What decides where the output ends."""

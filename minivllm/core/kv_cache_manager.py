@@ -97,8 +97,10 @@ class KVCacheManager:
             '-- blocks held ------'-- touched here -----'-- allocated here: whole blocks -------'
             '------- full blocks are published -------------'  up to num_tokens: drafts may be rejected
         """
-        num_computed = request.num_computed_tokens + len(new_computed_blocks) * self.block_size
-        num_slots = min(num_computed + num_new_tokens + num_lookahead_tokens, self.max_model_len)
+        num_tokens = request.num_computed_tokens + len(new_computed_blocks) * self.block_size + num_new_tokens
+        num_slots = num_tokens + num_lookahead_tokens
+        if num_slots > self.max_model_len:
+            num_slots = self.max_model_len
         blocks = self.req_to_blocks.get(request.request_id, [])
         new_blocks: list[KVCacheBlock] = []
         if num_slots > len(blocks) * self.block_size:  # seldom for a decode: the last block has room
@@ -110,8 +112,8 @@ class KVCacheManager:
             num_held = len(blocks) + len(new_computed_blocks)
             new_blocks = self.take_blocks(-(-num_slots // self.block_size) - num_held)
             self.req_to_blocks[request.request_id] = [*blocks, *new_computed_blocks, *new_blocks]
-        if self.enable_caching:
-            self.cache_blocks(request, min(num_computed + num_new_tokens, request.num_tokens))
+        if self.enable_caching and num_tokens >= (request.num_published_blocks + 1) * self.block_size:
+            self.cache_blocks(request, min(num_tokens, request.num_tokens))
         return new_blocks
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:

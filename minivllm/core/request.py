@@ -23,6 +23,8 @@ from minivllm.sampling_params import SamplingParams
 
 
 class RequestStatus(Enum):
+    """Where a request stands. Whether it prefills or decodes is no status: its counters say that."""
+
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"  # waiting again, after its blocks were taken

@@ -16,6 +16,8 @@ from minivllm.core.request import Request
 
 
 class RequestQueue(Protocol):
+    """What the scheduler needs of a queue of waiting requests."""
+
     def add(self, request: Request) -> None:
         """A new request."""
         ...

@@ -100,10 +100,11 @@ class Scheduler:
         n = request.num_tokens_with_spec + request.num_output_placeholders - num_computed
         if 0 < self.long_prefill_token_threshold < n and len(self.requests) > 1:  # alone, nobody is kept waiting by it
             n = self.long_prefill_token_threshold
-        n = min(n, self.max_model_len - 1 - num_computed)  # the last position is sampled, never computed
+        room = self.max_model_len - 1 - num_computed  # the last position is sampled, never computed
         if not self.chunked_prefill and request.num_tokens - num_computed > budget:
             return 0  # a prompt goes in whole or not at all
-        return min(n, budget)
+        n = n if n < room else room  # min() would take as long as all the rest, and this is asked once a request and step
+        return n if n < budget else budget
 
     def can_admit(self, request: Request, computed_blocks: Sequence[KVCacheBlock]) -> bool:
         """Whether a waiting request may start: only with room for *all* its tokens, though a chunk would need less now.
@@ -229,7 +230,9 @@ class Scheduler:
         return True
 
     def _allocate(self, request: Request, n: int, hits: Sequence[KVCacheBlock] = ()) -> list[KVCacheBlock] | None:
-        if not hits and (self.num_lookahead_tokens == 0 or not self.prefix_caching):
+        if not hits and self.num_lookahead_tokens == 0:
+            return self.kv_cache_manager.allocate_slots(request, n)
+        if not hits and not self.prefix_caching:
             # All that a manager without prefix caching has to understand; nothing is published, so more tokens are more slots.
             room = self.max_model_len - request.num_computed_tokens - n
             return self.kv_cache_manager.allocate_slots(request, n + min(self.num_lookahead_tokens, room))
@@ -265,8 +268,9 @@ class Scheduler:
     def update_from_output(self, step: SchedulerOutput, result: StepOutput) -> list[EngineCoreOutput]:
         """Take in what a step computed. Returns news of each request that gained tokens or ended."""
         outputs: list[EngineCoreOutput] = []
+        errors = result.errors
         for request in self.requests_in(step):
-            if (error := result.errors.get(request.request_id)) is not None:
+            if errors and (error := errors.get(request.request_id)) is not None:
                 self._end(request, FinishReason.ERROR)  # its tokens of this step still count as in flight: their hashes go
                 outputs.append(EngineCoreOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
             elif (output := self.apply_output(request, step, result)) is not None:
@@ -357,5 +361,5 @@ class Scheduler:
         self.kv_cache_manager.free(request)  # last: should a replaced part fail here, the request is gone all the same
 
     def _drop_finished_from_running(self) -> None:
-        if any(request.is_finished for request in self.running):
+        if self.finished_req_ids:  # nobody else can have finished
             self.running = [request for request in self.running if not request.is_finished]

@@ -15,6 +15,8 @@ from minivllm.sampling_params import SamplingParams
 
 
 class FinishReason(str, Enum):
+    """Why a request ended, in OpenAI's words and two of ours."""
+
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"

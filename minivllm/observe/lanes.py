@@ -16,7 +16,6 @@ PREFILL = "prefill"
 DECODE = "decode"
 IDLE = "idle"  # running, but without a token of the budget
 PREEMPTED = "preempted"  # its blocks taken away, waiting to be admitted again
-KINDS = (WAITING, PREFILL, DECODE, IDLE, PREEMPTED)
 
 
 @dataclass(slots=True)

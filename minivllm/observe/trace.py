@@ -214,7 +214,7 @@ class Trace:
                         trace.requests[request.request_id] = request
                     else:
                         trace.steps.append(_step_from(entry["step"]))
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                     raise ValueError(f"{path}, line {number} is not a line of a trace: {error}.") from error
         if trace is None:
             raise ValueError(f"{path} is empty: a trace has at least its first line.")

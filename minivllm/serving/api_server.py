@@ -21,7 +21,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from minivllm import __version__
@@ -48,13 +48,15 @@ _OPEN_PATHS = ("/", "/health", "/version", "/metrics")  # without a key; they te
 class ServerSettings:
     """model_names: the first is the one that answers say; requests may name any.   api_keys: none is open to all.
     max_open_requests: completions (prompts times n) at once, waiting ones included; more get 429.   max_request_bytes: of a
-    body.
+    body.   trust_request_chat_template: a request may bring a template of its own, a program that runs here (in a sandbox, for
+    seconds at most, but in nobody else's time: it holds up all streams). Names of the model's templates may always be given.
     """
 
     model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     max_open_requests: int = 1024
     max_request_bytes: int = 8 << 20
+    trust_request_chat_template: bool = False
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings, metrics: Metrics) -> FastAPI:
@@ -69,11 +71,11 @@ def create_app(llm: AsyncLLM, settings: ServerSettings, metrics: Metrics) -> Fas
     app.post("/detokenize")(api.detokenize)
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.model)
-    app.get("/health")(api.health)
-    app.get("/metrics")(api.metrics_text)
+    app.get("/health", response_class=Response)(api.health)
+    app.get("/metrics", response_class=PlainTextResponse)(api.metrics_text)
     app.get("/version")(api.version)
     app.get("/stats")(api.stats)
-    app.get("/")(api.page)
+    app.get("/", response_class=HTMLResponse)(api.page)
     return app
 
 
@@ -97,6 +99,7 @@ class _Api:
         body.check()
         params = body.sampling_params(self.llm.get_default_sampling_params())
         messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+        self._check_template(body.chat_template)
         prompt = self.llm.render_chat(messages, **body.template_options())
         if body.cache_salt is not None:
             prompt["cache_salt"] = body.cache_salt
@@ -144,6 +147,16 @@ class _Api:
             known = ", ".join(self.settings.model_names)
             message = f"The model {name!r} is not served here; there is: {known}."
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def _check_template(self, given: str | None) -> None:
+        known = self.llm.get_tokenizer().chat_templates
+        if given is not None and given not in known and not self.settings.trust_request_chat_template:
+            names = ", ".join(known) or "none"
+            message = (
+                f"A chat_template in a request is a program, and this server runs the model's own only (by name: {names})."
+                " Start it with --trust-request-chat-template to allow others."
+            )
+            raise ApiError(400, message, param="chat_template")
 
     def _response_id(self, prefix: str, body: Any, request: Request) -> str:
         given = body.request_id or request.headers.get("x-request-id")

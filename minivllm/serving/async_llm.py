@@ -1,4 +1,4 @@
-"""AsyncLLM: the engine for programs that have an event loop, such as a server. Lab 11 builds `OutputRouter` and `OutputStream`
+"""AsyncLLM: the engine for programs that have an event loop, such as a server. Lab 11 builds `OutputRouter`
 (exercise 11.2). May not know HTTP or torch: the core is in another process.
 
     async with AsyncLLM("smollm2-135m") as llm:
@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,53 +40,71 @@ class RequestAbortedError(RuntimeError):
     """`AsyncLLM.abort` ended the request; its reader is told so."""
 
 
-class OutputStream:
-    """The outputs of one request, for one reader: an async iterator that ends after the last.
+class OutputQueue:
+    """What the reader of one request has not read yet.
 
     It holds *one* output at most. What comes while nobody reads is added to it, so a slow reader gets fewer and longer pieces,
     holds up nobody, and costs no more memory than the text it has not read.
     """
 
-    def __init__(self, request_id: str, close: Callable[[str], None]) -> None:
-        self.request_id = request_id
-        self._close = close
+    def __init__(self) -> None:
+        self.is_over = False  # nothing more will be put
         self._pending: RequestOutput | None = None
         self._error: Exception | None = None
-        self._is_over = False  # nothing more will be put
         self._news = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
+        """Never waits."""
         if self._pending is None:
             self._pending = output
         else:
             self._pending.add(output)
-        self._is_over = output.finished
+        self.is_over = output.finished
+        self._news.set()
+
+    def end(self) -> None:
+        """The reader leaves. One that waits, in another task, waits no longer."""
+        self.is_over = True
         self._news.set()
 
     def fail(self, error: Exception) -> None:
         """Let the reader have what there is, then this error."""
-        self._error, self._is_over = error, True
+        self._error, self.is_over = error, True
         self._news.set()
 
-    def __aiter__(self) -> OutputStream:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
+    async def get(self) -> RequestOutput:
+        """Waits for an output. Raises StopAsyncIteration after the last, or the error."""
         while self._pending is None:
             if self._error is not None:
                 raise self._error
-            if self._is_over:
+            if self.is_over:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
         output, self._pending = self._pending, None
         return output
 
+
+class OutputStream:
+    """The reader's end of a queue: an async iterator. `leave(request_id)` is called if its reader goes before the last output:
+    closes it, leaves its `async with`, or drops it."""
+
+    def __init__(self, request_id: str, queue: OutputQueue, leave: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self._queue = queue
+        self._leave = leave
+
+    def __aiter__(self) -> OutputStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        return await self._queue.get()
+
     def close(self) -> None:
-        """The reader leaves. A request that still runs is aborted."""
-        if not self._is_over:
-            self._is_over = True
-            self._close(self.request_id)
+        """A request that still runs is aborted."""
+        if not self._queue.is_over:
+            self._queue.end()
+            self._leave(self.request_id)
 
     async def __aenter__(self) -> OutputStream:
         return self
@@ -100,39 +117,41 @@ class OutputStream:
 
 
 class OutputRouter:
-    """Who gets which output. `abort(request_id)` is called for a request whose reader leaves before its end."""
+    """Who gets which output: a queue for each open request. `abort(request_id)` is called for one whose reader leaves before
+    its end."""
 
     def __init__(self, abort: Callable[[str], None]) -> None:
-        self._abort = abort
-        self._streams: dict[str, weakref.ref[OutputStream]] = {}  # readers own them: one that is dropped closes itself
+        self.abort = abort
+        self.queues: dict[str, OutputQueue] = {}
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self.queues)
 
     def open(self, request_id: str) -> OutputStream:
-        stream = OutputStream(request_id, self._leave)
-        self._streams[request_id] = weakref.ref(stream)
-        return stream
+        """The stream of a new request, for its reader."""
+        self.queues[request_id] = queue = OutputQueue()
+        return OutputStream(request_id, queue, self.leave)
 
     def route(self, request_id: str, output: RequestOutput) -> None:
-        """To its own stream, and no other. One whose reader has left is dropped: its abort is under way."""
-        if request_id not in self._streams:
+        """To the request's own queue, and no other. The last output closes it; what comes for a reader who has left is
+        dropped."""
+        queue = self.queues.get(request_id)
+        if queue is None:
             return
-        stream = self._streams[request_id]()
+        queue.put(output)
         if output.finished:
-            del self._streams[request_id]
-        if stream is not None:
-            stream.put(output)
+            del self.queues[request_id]
+
+    def leave(self, request_id: str) -> None:
+        """The reader of a request that still runs has gone: nobody wants the rest."""
+        if self.queues.pop(request_id, None) is not None:
+            self.abort(request_id)
 
     def fail(self, error: Exception, request_id: str | None = None) -> None:
-        """End one stream, or all."""
-        for key in list(self._streams) if request_id is None else [request_id]:
-            if key in self._streams and (stream := self._streams.pop(key)()) is not None:
-                stream.fail(error)
-
-    def _leave(self, request_id: str) -> None:
-        if self._streams.pop(request_id, None) is not None:
-            self._abort(request_id)
+        """End one stream, or all, with an error."""
+        for key in list(self.queues) if request_id is None else [request_id]:
+            if (queue := self.queues.pop(key, None)) is not None:
+                queue.fail(error)
 
 
 class Observer(Protocol):
@@ -149,7 +168,8 @@ class AsyncLLM:
     uses it.
 
     model, settings: as for LLM; "echo" and "echo:MS" are the model of `echo_model.py`.
-    components: a folder of replaced parts (not objects: they are loaded in the core's process).
+    components: a folder of replaced parts (not objects: they are loaded in the core's process).   make_router: makes what does
+    `OutputRouter`'s work, of the function that aborts; if not given, the one of `components`' serving/async_llm.py, or ours.
     Raises ValueError for settings that are wrong or not supported, some of them only in `start`.
 
     Attributes, once started: config (settled), tokenizer, model_path, num_blocks.
@@ -161,6 +181,7 @@ class AsyncLLM:
         *,
         components: str | Path | None = None,
         observer: Observer | None = None,
+        make_router: Callable[[Callable[[str], None]], OutputRouter] | None = None,
         **settings: Any,
     ) -> None:
         self.config = EngineConfig.from_kwargs(model=str(model), **settings)
@@ -171,7 +192,7 @@ class AsyncLLM:
         self._components = None if components is None else Path(components)
         self._observer = observer
         self._client = CoreClient(self._core_died)
-        self._router = OutputRouter(self._abort)
+        self._router = (make_router or _router_in(self._components))(self._abort)
         self._user_ids: dict[str, str] = {}  # of the open requests, by internal id
         self._counter = itertools.count()
         self._output_task: asyncio.Task[None] | None = None
@@ -366,6 +387,14 @@ class AsyncLLM:
             self.on_death(error)
 
 
+def _router_in(folder: Path | None) -> type[OutputRouter]:
+    """The router of a components folder. It is no seam: nothing in the core knows it."""
+    if folder is None or not (file := folder / "serving" / "async_llm.py").is_file():
+        return OutputRouter
+    router: type[OutputRouter] = load_file(file, folder).OutputRouter
+    return router
+
+
 def _parts_of_the_front_end(folder: Path | None, parts: Mapping[str, wire.Part]) -> Components:
     """What the front end has to know of the core's replaced parts: their names and what they can do. The detokenizer alone runs
     here, so it is loaded again, in this process."""
@@ -389,4 +418,4 @@ class _StandIn:
         raise RuntimeError(f"{self.__qualname__} runs in the engine core's process.")
 
 
-__all__ = ["AsyncLLM", "EngineDeadError", "Observer", "OutputRouter", "OutputStream", "RequestAbortedError"]
+__all__ = ["AsyncLLM", "EngineDeadError", "Observer", "OutputQueue", "OutputRouter", "OutputStream", "RequestAbortedError"]

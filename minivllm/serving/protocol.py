@@ -65,13 +65,15 @@ class ApiError(Exception):
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
     """400. Without a param, the one that the message begins with: our ValueErrors name their field."""
-    named = re.match(r"SamplingParams\.(\w+)|(?:The )?(prompt|messages|priority|request_id)\b", message)
+    named = re.match(r"SamplingParams\.(\w+)|(?:The )?(prompt|messages|priority|request_id|cache_salt)\b", message)
     param = param or (named and (named[1] or named[2])) or ("prompt" if "in the prompt" in message else None)
     code = "context_length_exceeded" if "max_model_len" in message and param == "prompt" else None
     return ApiError(400, message.replace("SamplingParams.", ""), param=param, code=code)
 
 
 class StreamOptions(BaseModel):
+    """What a stream tells beside its text."""
+
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
 
@@ -175,6 +177,8 @@ class CompletionRequest(GenerationRequest):
 
 
 class ChatMessage(BaseModel):
+    """One turn of a conversation."""
+
     model_config = ConfigDict(extra="allow")
     role: Any = None  # checked, with better words, where it is rendered
     content: Any = None

@@ -34,6 +34,8 @@ class Launch(_Message):
 
 
 class Add(_Message):
+    """A request to queue. One that is refused comes back as `Refused`."""
+
     request: EngineCoreRequest
 
 
@@ -52,7 +54,7 @@ class Call(_Message):
 
 
 class Shutdown(_Message):
-    pass
+    """End, now."""
 
 
 Command = Add | Abort | Call | Shutdown
@@ -113,6 +115,8 @@ class CoreStats(msgspec.Struct):
 
 
 class Outputs(_Message):
+    """What one step brought, and the core's counts after it."""
+
     outputs: list[EngineCoreOutput]
     stats: CoreStats
 
@@ -125,6 +129,8 @@ class Refused(_Message):
 
 
 class Reply(_Message):
+    """The answer to the `Call` with this number."""
+
     call_id: int
     value: Any
 

@@ -95,8 +95,6 @@ def flat_batch(
         seq_lens=_put(shape["seq_lens"], device),
         block_tables=_put(np.ascontiguousarray(shape["block_tables"]), device),
         slot_mapping=_put(slots, device),
-        query_start_loc_np=shape["query_start_loc"],
-        seq_lens_np=shape["seq_lens"],
     )
 
 

@@ -257,7 +257,8 @@ def losses(head: EagleHead, embedding: torch.Tensor, rows: torch.Tensor, batch: 
 
 @torch.no_grad()
 def acceptance(head: EagleHead, embedding: torch.Tensor, rows: torch.Tensor, batches: Sequence[Batch]) -> list[float]:
-    """The share of chains whose first 1, 2, .. PASSES drafts are all what the target said: greedy acceptance by position."""
+    """The share of chains whose first 1, 2, .. PASSES drafts are all what the target said: greedy acceptance by position.
+    embedding [vocab_size, hidden]; rows [draft_vocab, hidden], the output matrix's of the tokens a head can say."""
     right, chains = torch.zeros(PASSES), 0
     for batch in batches:
         alive = None
@@ -502,8 +503,9 @@ def draw_curves(curve: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def new_head(target: Decoder, draft_token_ids: torch.Tensor) -> EagleHead:
-    """A head to be trained, in float32. Its layer starts as the target's last one: it already reads the residual stream and
-    writes what the output matrix understands. Its input starts as the feature plus a little of the embedding."""
+    """A head to be trained, in float32, that says draft_token_ids [draft_vocab]. Its layer starts as the target's last one: it
+    already reads the residual stream and writes what the output matrix understands. Its input starts as the feature plus a
+    little of the embedding."""
     head = EagleHead(target.config, draft_token_ids, torch.float32)
     H = target.config.hidden_size
     with torch.no_grad():

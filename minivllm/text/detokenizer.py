@@ -25,27 +25,28 @@ class IncrementalDetokenizer:
     capabilities: frozenset[str] = frozenset()
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._at_start = all(token_id in self._hidden for token_id in prompt_token_ids)
+        self.tokenizer = tokenizer
+        self.hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self.at_start = all(token_id in self.hidden_ids for token_id in prompt_token_ids)
         # Holds back the bytes of an unfinished character: three at most. Bytes that no later byte can make right (the decoder
         # knows at once) become U+FFFD, so a run of garbage neither stalls the stream nor piles up.
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes: "" while a character is unfinished, else one or more whole characters."""
-        if token_id in self._hidden:
+        if token_id in self.hidden_ids:
             return ""
-        data = self._tokenizer.token_bytes(token_id)
-        if self._at_start:
-            self._at_start = False
-            text = self._tokenizer.token_text(token_id, first=True)
-            data = data if REPLACEMENT in text else text.encode()
-        return self._utf8.decode(data)
+        is_first, self.at_start = self.at_start, False
+        return self.utf8.decode(self.bytes_of(token_id, is_first))
+
+    def bytes_of(self, token_id: int, is_first: bool) -> bytes:
+        """What the token adds to the text. Some tokenizers drop a space at the start of one."""
+        text = self.tokenizer.token_text(token_id, first=True) if is_first else REPLACEMENT
+        return self.tokenizer.token_bytes(token_id) if REPLACEMENT in text else text.encode()
 
     def finish(self) -> str:
         """What is still held back: U+FFFD if the output ends inside a character, else ""."""
-        return self._utf8.decode(b"", final=True)
+        return self.utf8.decode(b"", final=True)
 
 
 class StopStringMatcher:

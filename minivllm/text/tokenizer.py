@@ -71,13 +71,15 @@ class Tokenizer:
                 f"{folder} has no tokenizer.json. If it has a tokenizer of another kind, convert it once:"
                 " transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
             )
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise ValueError(f"{file} is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(_read_json(folder / "special_tokens_map.json")) | _special_tokens(config)
-        return cls(backend, str(folder.name), special, _chat_templates(folder, config))
+        templates = _chat_templates(folder, config)
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(file)), str(folder.name), special, templates)
+        except BaseException as error:  # the library raises bare Exception, and where it panics, what is not even that
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ValueError(f"{file} is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}") from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. `add_special_tokens` lets the tokenizer add what the model was trained with (BOS, for most).
@@ -180,9 +182,16 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     return data if isinstance(data, dict) else {}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not text in UTF-8: {error}") from error
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -203,9 +212,14 @@ def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     if isinstance(in_config, str):
         templates["default"] = in_config
     elif isinstance(in_config, list):
-        templates |= {entry["name"]: entry["template"] for entry in in_config}
+        for entry in in_config:
+            name, template = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(name, str) or not isinstance(template, str):
+                where = folder / "tokenizer_config.json"
+                raise ValueError(f"{where}: chat_template has an entry that is no name with a template: {entry!r:.80}.")
+            templates[name] = template
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = _read_text(file)
     if (file := folder / "chat_template.jinja").is_file():
-        templates["default"] = file.read_text(encoding="utf-8")
+        templates["default"] = _read_text(file)
     return dict(sorted(templates.items(), key=lambda item: item[0] != "default"))

@@ -89,7 +89,8 @@ def find_faults(
     bodies: Mapping[str, Callable[..., Any]] = OPERATOR_BODIES,
 ) -> list[Fault]:
     """Run it once and list what capture would reject, one fault a line of code and kind. `static`: the tensors that stay where
-    they are between replays: input buffers, weights, KV caches. `bodies`: operators whose Python is to be watched too.
+    they are between replays: input buffers, weights, KV caches. `bodies`: operators whose Python is to be watched too; if there
+    are none, no Triton kernel is expected either.
 
     If the run cannot go on after a fault (meta tensors have no number to give), the faults up to there are listed; an error
     that no fault explains is raised.
@@ -97,7 +98,8 @@ def find_faults(
     faults = _Faults()
     static = list(static)
     try:
-        with _waits_watched(faults), _kernels_held_back(static), _CallWatcher(faults), _OperatorWatcher(faults, static, bodies):
+        held_back = _kernels_held_back(static) if bodies else contextlib.nullcontext()
+        with _waits_watched(faults), held_back, _CallWatcher(faults), _OperatorWatcher(faults, static, bodies):
             run()
     except _CannotGoOn:
         pass
@@ -167,6 +169,10 @@ class _OperatorWatcher(TorchDispatchMode):
         self.faults = faults
         self.bodies = bodies
         self.known = {_memory_of(tensor): tensor for tensor in static}  # tensors are kept: their memory must not be given anew
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, two seconds, to tell it that this is not to be compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

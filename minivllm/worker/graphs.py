@@ -33,6 +33,7 @@ from minivllm.worker.operator_graph import OperatorGraph
 from minivllm.worker.transfer import to_device
 
 LARGEST_BUCKET = 512  # beyond, kernels take longer than their launches
+MOST_RECORDED_ROWS = 16  # by `OperatorGraph`s, which keep every result of every bucket: a few are enough to try
 
 
 def bucket_sizes(max_num_seqs: int) -> list[int]:
@@ -100,8 +101,9 @@ DecodeStep = Callable[[DecodeBuffers], torch.Tensor]
 
 
 def decode_step(model: Callable[..., Any], kv_caches: Sequence[torch.Tensor], buffers: DecodeBuffers) -> torch.Tensor:
-    """The region that is captured. Nothing in it may ask the device for a number, make a tensor from the host's, or have a
-    shape that depends on data: `graph_safety.py` checks it where there is no GPU."""
+    """The region that is captured: a decode step of `buffers`' rows -> hidden states [rows, hidden_size]. Nothing in it may ask
+    the device for a number, make a tensor from the host's, or have a shape that depends on data: `graph_safety.py` checks it
+    where there is no GPU."""
     num_rows = len(buffers.seq_lens)
     meta = AttentionMetadata(
         num_decodes=num_rows,
@@ -162,6 +164,10 @@ class GraphRunner:
         self.graphs: dict[int, tuple[Graph, torch.Tensor]] = {}  # by bucket, with the memory its hidden states appear in
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
+    def new_graph(self) -> Graph:
+        """Nothing recorded yet."""
+        return CudaGraph(self._pool) if self.device.type == "cuda" else OperatorGraph()
+
     def run(self, inputs: StepInputs) -> torch.Tensor | None:
         """Hidden states [num rows, hidden_size] of a step, to be used before the next one; None if no graph serves it."""
         num_rows = len(inputs.seq_lens)
@@ -183,10 +189,10 @@ class GraphRunner:
         """
         arrays = (inputs.input_ids, inputs.positions, inputs.slot_mapping, inputs.seq_lens, inputs.block_tables)
         padding = (0, 0, 0, 1, 0)
-        padded = [_padded(array, bucket, value) for array, value in zip(arrays, padding, strict=True)]
-        targets = self.buffers.first(bucket).tensors()[: len(arrays)]
+        rows = [padded(array, bucket, value) for array, value in zip(arrays, padding, strict=True)]
+        targets = self.buffers.first(bucket).tensors()[: len(rows)]
         targets[-1] = targets[-1][:, : inputs.block_tables.shape[1]]
-        for target, source in zip(targets, to_device(padded, self.device), strict=True):
+        for target, source in zip(targets, to_device(rows, self.device), strict=True):
             target.copy_(source)
 
     @torch.inference_mode()
@@ -197,7 +203,7 @@ class GraphRunner:
         for bucket in reversed(self.buckets):
             buffers = self.buffers.first(bucket)
             self.decode_step(buffers)  # compiles kernels and allocates workspaces, which must not happen in a recording
-            graph: Graph = CudaGraph(self._pool) if self.device.type == "cuda" else OperatorGraph()
+            graph = self.new_graph()
             with graph.capture():
                 hidden = self.decode_step(buffers)
             self.graphs[bucket] = graph, hidden
@@ -210,7 +216,8 @@ class GraphRunner:
         return hidden
 
 
-def _padded(array: np.ndarray, num_rows: int, value: int) -> np.ndarray:
+def padded(array: np.ndarray, num_rows: int, value: int) -> np.ndarray:
+    """The rows of array [n, ...], and then rows of `value`: [num_rows, ...]."""
     out = np.full((num_rows, *array.shape[1:]), value, dtype=array.dtype)
     out[: len(array)] = array
     return out

@@ -41,7 +41,7 @@ from minivllm.sampling.sampler import INVALID, Penalties, Sampler, SamplerOutput
 from minivllm.sampling_params import SamplingParams
 from minivllm.worker.device import available_memory, choose_device, choose_dtype, limit_threads
 from minivllm.worker.gpu_memory import GRAPHS, costliest_sampling, free_for_kv_cache, largest_step, needs_memory
-from minivllm.worker.graphs import GraphRunner, compiled, decode_step
+from minivllm.worker.graphs import MOST_RECORDED_ROWS, GraphRunner, compiled, decode_step
 from minivllm.worker.input_batch import InputBatch, PenaltyInputs, StepInputs
 from minivllm.worker.kv_cache import allocate_kv_caches, num_kv_blocks
 from minivllm.worker.prompt_logprobs import PromptLogprobs
@@ -97,6 +97,8 @@ class ModelRunner:
             step = partial(decode_step, self.model, self.kv_caches)
             step = compiled(step) if config.torch_compile else step
             most_rows = config.max_num_seqs * (1 + (0 if self.speculation is None else self.speculation.k))
+            if self.device_type == "cpu":
+                most_rows = min(most_rows, MOST_RECORDED_ROWS)
             self.graphs = components.pick("graph_runner")(step, most_rows, self.batch.max_blocks, self.device)
         self._prompt_logprobs = PromptLogprobs(self.model.logits)
         self._submitted: tuple[StepInputs, torch.Tensor] | None = None  # hidden states of the tokens to sample from
@@ -119,7 +121,7 @@ class ModelRunner:
                 config.model, dtype=self.dtype, device=self.device, load_format=config.load_format, seed=config.seed
             )
         backend = get_backend(config.attention_backend, self.device_type, self.dtype)
-        decoder.attention_backend = replace_parts(backend, components, decoder.config)
+        decoder.attention_backend = replace_parts(backend, components, decoder.config, self.device_type, self.dtype)
         if config.quantization == "int4":
             size = sum(parameter.nbytes for parameter in decoder.parameters())
             quantize_decoder(decoder, keep_unpacked=available_memory() > 4 * size)
@@ -143,7 +145,7 @@ class ModelRunner:
         if config.enforce_eager:
             return False
         if self.device_type == "cpu":
-            return "graph_runner" in components
+            return "graph_runner" in components and _can_be_recorded(components)
         if not backend.is_capturable:
             logger.info("CUDA graphs are off: attention %s cannot be captured.", backend.name)
         return backend.is_capturable
@@ -276,8 +278,6 @@ class ModelRunner:
                 seq_lens=seq_lens,
                 block_tables=block_tables,
                 slot_mapping=slot_mapping,
-                query_start_loc_np=inputs.query_start_loc,
-                seq_lens_np=inputs.seq_lens,
             ),
         )
 
@@ -433,6 +433,15 @@ class ModelRunner:
         finally:
             self.kv_caches = []
         return free - (GRAPHS if self._uses_graphs else 0)
+
+
+def _can_be_recorded(components: Components) -> bool:
+    """Whether the parts that run inside a step say that a recording repeats them. One that loops over rows in Python would be
+    repeated with the lengths and the slots it was recorded with."""
+    for seam in ("write_kv", "attention.decode"):
+        if seam in components and not components.require(seam, "graphs", None):
+            return False
+    return True
 
 
 class _StepInFlight:

@@ -66,6 +66,10 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.operations = operations
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, two seconds, to tell it that this is not to be compiled
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = {_memory_of(tensor) for tensor in _tensors((args, kwargs))}

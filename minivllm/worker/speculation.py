@@ -64,10 +64,11 @@ class Speculation:
             self._only_greedy = not components.require("rejection_sampler", "sampling", None)
 
     def set_kv_caches(self, kv_caches: list[torch.Tensor]) -> None:
+        """The drafter's layers, each [2, num_blocks, block_size, num_kv_heads, head_dim], under the target's block tables."""
         self.drafter.kv_caches = kv_caches
 
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata, sampler: Any, inputs: StepInputs) -> SamplerOutput:
-        """The target's tokens for every row of logits, drafts or not."""
+        """The target's tokens for every row of logits [rows, vocab_size], drafts or not."""
         couples = self._rejection_sampler is None or (self._only_greedy and len(metadata.sampled_rows) > 0)
         if couples or not (inputs.ahead > 0).any():
             output: SamplerOutput = sampler(logits, metadata)

@@ -11,7 +11,8 @@ _ALIGNMENT = 16  # bytes: of any dtype's views, and of the widest loads
 
 
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """The arrays as tensors on `device`. On a CPU they share the arrays' memory where that is contiguous.
+    """The arrays, [...] of any shapes and types, as tensors on `device`. On a CPU they share the arrays' memory where that is
+    contiguous.
 
     On a GPU they are packed into one page-locked buffer (only from such memory can the GPU copy while the host goes on) and
     sent with one copy: a small copy costs its launch, not its bytes. The buffer may be dropped at once: torch's allocator

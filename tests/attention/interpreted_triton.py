@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from minivllm.attention import reference
 from minivllm.attention import triton_kernels as kernels
+from minivllm.attention.triton_trace import recording
 from tests.attention.test_backends import make_batch
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -142,6 +143,36 @@ def test_combine_joins_parts_that_saw_different_scores() -> None:
     totals = torch.tensor([[[3.0, 2.0, 0.0, 0.0]]])
     out = kernels.combine(sums, bests, totals, torch.float32)
     close(out, torch.tensor([[[(2 + 2 * 4) / (3 + 2 * 2), (3 + 2 * 8) / (3 + 2 * 2)]]]), FP32)
+
+
+@pytest.mark.parametrize("bests", [[200.0, -200.0], [-200.0, 200.0], [float("-inf"), 3.0], [3.0, float("-inf")]])
+def test_combine_is_relative_to_the_best_part_wherever_it_is(bests: list[float]) -> None:
+    """No other reference will do: 2 ** 400 is infinite, and a part that saw nothing has none."""
+    sums, totals = torch.tensor([[[[2.0], [9.0]]]]), torch.tensor([[[4.0, 3.0]]])
+    nothing = torch.tensor([[bests]]).isinf()
+    sums[nothing], totals[nothing] = 0.0, 0.0
+    out = kernels.combine(sums, torch.tensor([[bests]]), totals, torch.float32)
+    close(out, torch.tensor([[[0.5 if bests[0] > bests[1] else 3.0]]]), FP32)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7])
+@pytest.mark.parametrize("window", [None, 40])
+def test_cut_into_parts_is_what_it_is_whole(parts: int, window: int | None) -> None:
+    """Parts of several tiles, of less than one, and of nothing; windows that begin inside a tile."""
+    shape = {"heads": 3, "kv_heads": 1, "head_dim": 64, "dtype": FP32, "block_size": 16}
+    check([1, 1, 1], [3, 65, 150], window=window, parts=parts, **shape)
+
+
+def test_a_recording_has_what_each_program_loads_and_stores() -> None:
+    cache, key = torch.zeros(2, 3, 4, 1, 2), torch.ones(2, 1, 2)
+    with recording() as accesses:
+        kernels.write_kv(key, 2 * key, cache, torch.tensor([5, 9]))
+    stored = [(a.program[0], a.offsets_in(cache).tolist()) for a in accesses if a.is_store]
+    assert stored == [(0, [10, 11]), (0, [24 + 10, 24 + 11]), (1, [18, 19]), (1, [24 + 18, 24 + 19])]
+    loaded = [(a.program[0], a.offsets_in(key).tolist()) for a in accesses if not a.is_store and len(a.offsets_in(key))]
+    assert loaded == [(0, [0, 1]), (1, [2, 3])]
+    kernels.write_kv(key, key, cache, torch.tensor([4, 6]))
+    assert len(accesses) == 2 * (2 + 3)  # closed: nothing is added
 
 
 def test_parts_are_many_for_few_long_sequences_and_one_for_many() -> None:

@@ -81,8 +81,6 @@ def make_batch(
         seq_lens=lens,
         block_tables=block_tables,
         slot_mapping=torch.tensor(slots),
-        query_start_loc_np=query_start_loc.numpy(),
-        seq_lens_np=lens.numpy(),
     )
     return Batch(torch.cat(q), torch.cat(k), torch.cat(v), cache, meta, histories)
 

@@ -39,7 +39,7 @@ def test_case_2_two_prompts_longer_than_the_budget_in_a_pool_that_holds_one(poli
     driver.run()
     assert_exact(driver, *requests)
     assert driver.num_begun < 200
-    assert driver.num_preemptions <= 4
+    assert driver.num_preemptions == 0  # the second starts when there is room for all of it, not for its first chunk
 
 
 def test_case_3_priority_drafts_and_a_tiny_pool():
@@ -142,11 +142,13 @@ def test_case_7_an_engine_pickled_in_mid_flight_goes_on_as_if_nothing_had_happen
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
-@pytest.mark.parametrize("max_model_len", [None, 15, 16])
-def test_case_8_a_sequence_alone_that_reaches_the_end_of_the_pool_ends_with_length(drafts: int, max_model_len: int | None):
+@pytest.mark.parametrize(("max_model_len", "max_tokens"), [(None, None), (15, None), (16, None), (16, 10_000)])
+def test_case_8_a_sequence_alone_that_reaches_the_end_of_the_pool_ends_with_length(
+    drafts: int, max_model_len: int | None, max_tokens: int | None
+):
     engine = make_engine(5, max_model_len=max_model_len, echo={"num_speculative_tokens": drafts})
     engine.scheduler.num_lookahead_tokens = drafts
-    request = make_request("a", 5, max_tokens=None)
+    request = make_request("a", 5, max_tokens=max_tokens)
     answer = generate(engine, request)["a"]
     assert answer.finish_reason is FinishReason.LENGTH
     assert len(answer.token_ids) == (max_model_len or 16) - 5

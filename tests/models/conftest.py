@@ -105,8 +105,6 @@ def make_metadata(computed: Sequence[int], new: Sequence[int], tables: torch.Ten
         seq_lens=torch.from_numpy(seq_lens),
         block_tables=tables,
         slot_mapping=torch.tensor(slots),
-        query_start_loc_np=starts,
-        seq_lens_np=seq_lens,
     )
 
 

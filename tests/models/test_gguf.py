@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from gguf import GGUFReader
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -155,6 +160,88 @@ def test_a_file_cut_short_is_named(tmp_path: Path, keep: float) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(len(content) * keep)])
     with pytest.raises(ValueError, match=r"tiny\.gguf is (damaged or cut short|not a GGUF file)"):
+        converted(path)
+
+
+def offsets_of(path: Path) -> dict[str, list[tuple[int, int]]]:
+    """Of each key and tensor of a file, where its parts stand in the header, as (offset, bytes)."""
+    reader = GGUFReader(path)
+    fields = [(f.name, f) for f in reader.fields.values() if not f.name.startswith("GGUF.")]
+    found: dict[str, list[tuple[int, int]]] = {"the counts": [(8, 8), (16, 8)]}
+    for name, field in fields + [(t.name, t.field) for t in reader.tensors]:
+        at, found[name] = field.offset, []
+        for part in field.parts[:8]:
+            found[name].append((at, part.nbytes))
+            at += part.nbytes
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, list[tuple[int, int]]]]:
+    path = write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny())
+    return path.read_bytes(), offsets_of(path)
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_header_with_any_number_in_it_is_refused_by_name_or_read(
+    tmp_path: Path, whole_file: tuple[bytes, dict[str, list[tuple[int, int]]]], data: st.DataObject
+) -> None:
+    """Lengths, counts, types and dimensions are a stranger's: never a crash, an endless loop or a huge allocation."""
+    content, places = bytearray(whole_file[0]), whole_file[1]
+    at, size = data.draw(st.sampled_from(places[data.draw(st.sampled_from(sorted(places)))]))
+    large = [0, 1, 3, 8, 9, 10, 2**16, 2**31, 2**32 - 1, 2**40, 2**60, 2**63, 2**64 - 1]
+    if size in (4, 8):
+        content[at : at + size] = (data.draw(st.sampled_from(large)) % 256**size).to_bytes(size, "little")
+    elif size:
+        content[at + data.draw(st.integers(0, size - 1))] = data.draw(st.integers(0, 255))
+    path, folder = tmp_path / "strange.gguf", Path(tempfile.mkdtemp(dir=tmp_path))
+    path.write_bytes(content)
+    try:
+        convert_gguf(path, folder)
+    except ValueError as error:
+        assert str(path) in str(error)
+
+
+def test_an_array_that_says_it_has_more_than_the_file_is_named(tmp_path: Path) -> None:
+    """The gguf package would read it until memory ends."""
+    path = write_gguf(tmp_path / "tiny.gguf", tiny())
+    at = offsets_of(path)["general.name"][2][0]
+    content = bytearray(path.read_bytes())
+    # a text becomes an array (9) of bytes (0), a number of them that is read in seconds: a test that fails must end, too
+    content[at : at + 16] = struct.pack("<IIQ", 9, 0, 1_000_000)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"the metadata key 'general\.name' needs 1000000 bytes where"):
+        converted(path)
+
+
+def test_a_tensor_that_does_not_fit_the_metadata_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny(), metadata={"llama.attention.head_count_kv": 4})
+    with pytest.raises(ValueError, match=r"tensor 'blk\.0\.attn_k\.weight' has shape .*metadata asks for"):
+        converted(path)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    with pytest.raises(ValueError):
+        convert_gguf(path, folder)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.block_count", 2**31),
+        ("llama.attention.head_count", 0),
+        ("llama.attention.head_count", "two"),
+        ("llama.embedding_length", 1.5),
+        ("llama.rope.freq_base", "high"),
+        ("tokenizer.ggml.pre", 3),
+        ("tokenizer.chat_template", 3),
+        ("tokenizer.ggml.eos_token_id", "</s>"),
+    ],
+)
+def test_metadata_of_another_kind_or_size_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny(), metadata={key: value})
+    with pytest.raises(ValueError, match=key.rpartition(".")[2] if key != "llama.block_count" else "num_hidden_layers"):
         converted(path)
 
 

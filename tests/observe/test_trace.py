@@ -28,6 +28,7 @@ def test_a_trace_comes_back_from_its_file(tmp_path: Path):
         ('{"format": "minivllm-trace", "version": 99}\n', "version 99 is not 1"),
         ("not json\n", "line 1"),
         ("[]\n", "line 1"),
+        ("[" * 50_000 + "\n", "line 1"),
     ],
 )
 def test_another_file_is_refused_with_its_line(text: str, message: str, tmp_path: Path):

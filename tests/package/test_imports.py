@@ -18,6 +18,7 @@ PICTURES = {
     "observe/widgets.py": {"ipywidgets"},
     "spec_decode/train_eagle.py": {"matplotlib"},
     "bench/serve.py": {"matplotlib"},
+    "bench/compare.py": {"matplotlib"},
 }  # where they are used, and so named
 SERVER_PACKAGES = {"fastapi", "starlette", "pydantic", "uvicorn", "zmq", "prometheus_client"}
 ON_USE_ONLY = {"gguf", "msgspec", "numba", "triton", "transformers", "huggingface_hub"} | NOTEBOOK_PACKAGES

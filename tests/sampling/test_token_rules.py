@@ -158,6 +158,12 @@ def test_the_batch_tells_prompt_from_output_and_pads_with_nothing() -> None:
     assert found.is_output.tolist() == [[False, False, True]]
 
 
+def test_case_21_each_penalty_reaches_the_sampler_under_its_own_name() -> None:
+    found = batch_inputs([9], repetition_penalty=1.5, frequency_penalty=0.25, presence_penalty=-0.5).penalties
+    assert found is not None
+    assert (found.repetition.tolist(), found.frequency.tolist(), found.presence.tolist()) == ([1.5], [0.25], [-0.5])
+
+
 def test_a_bad_word_of_several_tokens_is_looked_for_in_the_output_only() -> None:
     assert batch_inputs([], bad_words=[[6, 7]]).removed_ids == []  # the prompt ends with 6
     assert batch_inputs([6], bad_words=[[6, 7]]).removed_ids == [7]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from minivllm.text import sandbox
 from minivllm.text.chat import check_messages, render_chat
 from minivllm.text.tokenizer import Tokenizer
 
@@ -189,6 +190,48 @@ def test_a_malformed_message_is_named(byte_level: Tokenizer, messages: Any, reas
         ("{% for i in range(10 ** 9) %}x{% endfor %}", r"computes 10 \*\* 9|[Rr]ange too big"),
         ("{% for i in range(1000000000) %}x{% endfor %}", "Range too big"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "without coming to an end"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "without coming to an end",
+        ),
+        ("{% set x = 'ab' %}" + "{% set x = x ~ x %}" * 60, "handled more"),
+        ("{% set x = 'ab' %}" + "{% set x = x + x %}" * 60, "handled more"),
+        ("{% set x = 'ab' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60, "handled more"),
+        ("{% set x = [1] %}" + "{% set x = [x, x, x, x] %}" * 40 + "{{ x == x }}", "handled more"),
+        ("{% set x = {} %}" + "{% set x = {1: x, 2: x, 3: x} %}" * 40, "handled more"),
+        ("{% set x = (1, 2) %}" + "{% set x = (x, x, x) %}" * 40, "handled more"),
+        ("{% set x = [1] %}" + "{% set x = [x] * 1000 %}" * 6, "handled more"),
+        ("{% set x = 9 ** 99 %}" + "{% set x = x * x %}" * 60, "integers of more than"),
+        ("{{ ('a' * 1000000) | replace('a', 'b' * 1000000) }}", "more than"),
+        ("{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}", "replaces a text by more than"),
+        ("{{ ('a' * 1000000).join('b' * 1000000) }}", "handled more"),
+        ("{{ (['a'] * 1000000) | join('b' * 1000000) }}", "handled more|repeats"),
+        ("{{ ('b' * 1000000) | list | join('a' * 1000000) }}", "handled more"),
+        ("{{ 'x'.ljust(10 ** 9) }}", "widens a text|computes"),
+        ("{{ 'x'.center(1000000000) }}", "widens a text"),
+        ("{{ 'x'.zfill(1000000000) }}", "widens a text"),
+        ("{{ 'x' | indent(1000000000) }}", "widens a text"),
+        ("{{ 'x\t'.expandtabs(1000000000) }}", r"calls expandtabs\(\)"),
+        ("{{ '%1000000000d' % 1 }}", "formats a value"),
+        ("{{ '%*d' % (1000000000, 1) }}", "formats a value"),
+        ("{{ '%1000000000d' | format(1) }}", "formats a value"),
+        ("{{ '{:>1000000000}'.format('x') }}", "formats a value"),
+        ("{{ '{:>{w}}'.format('x', w=1000000000) }}", "formats a value"),
+        ("{{ ('{0}' * 100000).format('x' * 100000) }}", "handled more"),
+        ("{{ ([[1] * 1000] * 1000) | sum(start=[]) }}", "no numbers|handled more"),
+        ("{{ messages | tojson(indent=1000000000) }}", "indents or parts JSON"),
+        ("{{ messages | tojson(indent='x' * 1000000) }}", "indents or parts JSON"),
+        ("{{ messages | tojson(separators=('x' * 1000000, ':')) }}", "indents or parts JSON"),
+        ("{{ ('a\n' * 100000) | indent('x' * 100000) }}", "widens a text"),
+        ("{{ ('a' * 1000000) | replace('a', new='b' * 1000000) }}", "replaces a text by more than"),
+        ("{{ ('a' * 1000000) | replace(old='a', new='b' * 1000000) }}", "replaces a text by more than"),
+        ("{{ (['a'] * 1000000) | join(d='b' * 1000000) }}", "handled more"),
+        ("{{ 'x'.encode() * 1000000000 }}", r"calls encode\(\)"),
+        ("{{ (1).to_bytes(1000000000, 'big') }}", r"calls to_bytes\(\)"),
+        ("{{ 1.5 | round(1000000000) }}", "rounds to more"),
+        ("{{ lipsum(n=1000000000) }}", "lipsum"),
+        ("{{ 'x' | center(1000000000) }}", "No filter named 'center'"),
+        ("{% set s = 'x' * 1000000 %}{% for i in range(9999) %}{{ s.count('y') or '' }}{% endfor %}", "handled more"),
         ("{% set s = 'x' * 5000 %}{% for a in s %}{% for b in s %}{% endfor %}{% endfor %}", "without coming to an end"),
         ("{{ 'x' * 2000000000 }}", "repeats a text"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
@@ -196,10 +239,33 @@ def test_a_malformed_message_is_named(byte_level: Tokenizer, messages: Any, reas
     ],
 )
 def test_a_template_that_fails_or_runs_away_is_an_error_naming_the_model(
-    byte_level: Tokenizer, template: str, reason: str
+    byte_level: Tokenizer, template: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 100_000)  # nearer than they are, so that they are reached soon
+    monkeypatch.setattr(sandbox, "MAX_HANDLED_CHARS", 20_000_000)
+    monkeypatch.setattr(sandbox, "MAX_RENDERED_CHARS", 10_000_000)
     with pytest.raises(ValueError, match=f"(?s)chat template of byte-level fails: .*({reason})"):
         render_chat(byte_level, HELLO, chat_template=template)
+
+
+def test_a_template_that_only_takes_long_is_stopped_too(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices and comparisons are not paid for: the clock ends what the budget does not see."""
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.05)
+    template = "{% set s = 'x' * 1000000 %}{% for i in range(99999) %}{% if s[1:] == s %}{% endif %}{% endfor %}"
+    with pytest.raises(ValueError, match="seconds without coming to an end"):
+        render_chat(byte_level, HELLO, chat_template=template)
+
+
+def test_an_ordinary_conversation_is_far_from_every_bound(byte_level: Tokenizer) -> None:
+    """A thousand turns of two thousand characters, with what real templates do to each."""
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f"<think>{i}</think>" + "word " * 400} for i in range(1000)]
+    template = (
+        "{% set ns = namespace(text='', n=0) %}{% for m in messages %}{% set c = m.content.split('</think>')[-1].strip() %}"
+        "{% set ns.n = ns.n + 1 %}{{ '<|im_start|>' + m.role ~ '\n' ~ (c | trim | replace('  ', ' ')) + '<|im_end|>' }}"
+        "{{ '%02d' % ns.n }}{{ '{:>4}'.format(ns.n) }}{% endfor %}"
+    )
+    text = render_chat(byte_level, turns, chat_template=template)
+    assert text.startswith("<|im_start|>user\nword word") and text.endswith("<|im_end|>10001000")
 
 
 def test_the_budget_of_loops_is_each_rendering_s_own(byte_level: Tokenizer) -> None:

@@ -135,6 +135,12 @@ def test_the_decode_step_can_be_captured(config: ModelConfig, num_rows: int) -> 
     check_graph_safe(*real_step(config, num_rows=num_rows))
 
 
+def test_a_whole_sequence_can_be_captured_too() -> None:
+    """Lab 09 records one, to show what a replay reads."""
+    model, ids = Decoder(CONFIGS["llama"], torch.float16, "meta"), torch.empty(5, dtype=torch.int64, device="meta")
+    check_graph_safe(lambda: model.full_forward(ids), [*model.parameters(), *model.buffers(), ids])
+
+
 def test_a_fault_in_the_triton_launcher_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as asking the device for the longest sequence, to cut histories into parts."""
     kernels = pytest.importorskip("minivllm.attention.triton_kernels")

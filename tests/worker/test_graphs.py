@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from minivllm.attention import reference
 from minivllm.worker.graphs import DecodeBuffers, GraphRunner, bucket_sizes, compiled, decode_step
 from minivllm.worker.input_batch import NO_DRAFT, StepInputs
 from minivllm.worker.model_runner import ModelRunner
@@ -202,6 +203,46 @@ def test_the_compiled_step_gives_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cpu_has_graphs_only_to_try_a_component(tmp_path: Path) -> None:
     assert make_runner(tmp_path).graphs is None
     assert make_runner(tmp_path, components=GRAPHED).graphs is not None
+
+
+def one_row_at_a_time(q, kv_cache, block_tables, seq_lens):
+    """A student's: right as it stands, and in a recording it would keep the lengths it saw."""
+    rows = [
+        reference.paged_decode(q[i : i + 1], kv_cache, block_tables[i : i + 1, : -(-n // 4)], seq_lens[i : i + 1])
+        for i, n in enumerate(seq_lens.tolist())
+    ]
+    return torch.cat(rows)
+
+
+def test_a_part_that_may_loop_in_python_is_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parts = {**GRAPHED, "attention.decode": one_row_at_a_time}
+    with caplog.at_level("INFO", logger="minivllm"):
+        runner = make_runner(tmp_path, components=parts)
+    assert runner.graphs is None
+    assert "graphs is off: the attention.decode component" in caplog.text
+    runner.warm_up()
+    token_ids = prompts(5, 9, 1, 17, 3)
+    assert complete(runner, token_ids)[0] == complete(make_runner(tmp_path), token_ids)[0]
+
+
+def test_a_part_that_says_it_can_be_recorded_is(tmp_path: Path) -> None:
+    class Decode:
+        capabilities = frozenset({"graphs"})
+
+        def __call__(self, q, kv_cache, block_tables, seq_lens, *, scale=None, sliding_window=None):
+            return reference.paged_decode(q, kv_cache, block_tables, seq_lens, scale=scale, sliding_window=sliding_window)
+
+    runner = make_runner(tmp_path, components={**GRAPHED, "attention.decode": Decode()})
+    runner.warm_up()
+    assert runner.graphs is not None and runner.graphs.graphs
+    token_ids = prompts(5, 9, 1, 17, 3)
+    assert complete(runner, token_ids)[0] == complete(make_runner(tmp_path), token_ids)[0]
+
+
+def test_a_cpu_records_small_batches_only(tmp_path: Path) -> None:
+    """A recording keeps every result of every bucket in memory of its own."""
+    runner = make_runner(tmp_path, components=GRAPHED, max_num_seqs=64)
+    assert runner.graphs is not None and runner.graphs.buckets == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize(
