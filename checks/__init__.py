@@ -31,6 +31,10 @@ _HOMES = {
     "show_diff": "engine",
     "start": "lab",
     "whose": "lab",
+    "serve": "server",
+    "need_serving": "server",
+    "my_kernels": "kernels",
+    "interpreted": "kernels",
     "progress": "overview",
     "show": "figures",
     "new_figure": "figures",
@@ -40,9 +44,9 @@ _HOMES = {
     "reference_results": "results",
 }
 __all__ = [
-    "CheckFailed", "answer_text", "check", "components", "hint", "journey", "live", "need", "new_figure", "predict", "progress",
-    "quiz", "recall", "reference_results", "reset", "save_result", "show", "show_diff", "skip", "solution", "start", "use",
-    "whose",
+    "CheckFailed", "answer_text", "check", "components", "hint", "interpreted", "journey", "live", "my_kernels", "need",
+    "need_serving", "new_figure", "predict", "progress", "quiz", "recall", "reference_results", "reset", "save_result",
+    "serve", "show", "show_diff", "skip", "solution", "start", "use", "whose",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -51,10 +55,12 @@ if TYPE_CHECKING:
     from checks.student.failure import CheckFailed
     from checks.student.figures import live, new_figure, show
     from checks.student.help import answer_text, hint, need, reset, skip, solution
+    from checks.student.kernels import interpreted, my_kernels
     from checks.student.lab import start, whose
     from checks.student.overview import progress
     from checks.student.quiz import predict, quiz, recall
     from checks.student.results import journey, reference_results, save_result
+    from checks.student.server import need_serving, serve
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,10 @@ Imports the standard library alone until a command needs more: `doctor` must sta
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
+
+FOR_INSTRUCTORS = ("build", "grade", "release")  # a student folder does not have them
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,13 +44,43 @@ def main(arguments: list[str] | None = None) -> int:
     unpack = commands.add_parser("unpack", help="put a packed work in its places; what it replaces is kept")
     unpack.add_argument("file", metavar="FILE")
     unpack.add_argument("--into", metavar="FOLDER", help="where the notebooks go; default: labs/")
+    release = commands.add_parser("release", help="for instructors: the folder a student is given, or an nbgrader course")
+    release.add_argument("--labs", metavar="LABS", help="such as 00-07 or 04,05; default: all")
+    release.add_argument("--out", required=True, metavar="DIR", help="a new folder")
+    release.add_argument("--nbgrader", action="store_true", help="source notebooks for nbgrader, with its configuration")
+    release.add_argument(
+        "--with-answers", action="store_true", help="solutions/*.py too: skip and solution then work everywhere"
+    )
+    grade = commands.add_parser("grade", help="for instructors: points, feedback and reports for a folder of submissions")
+    grade.add_argument("submissions", metavar="SUBMISSIONS", help="a folder or a zip, as the learning system exports it")
+    grade.add_argument("--out", required=True, metavar="DIR", help="where everything goes; the same again resumes")
+    grade.add_argument("--labs", metavar="LABS", help="such as 04 or 04,05 or 00-07; default: whatever was handed in")
+    grade.add_argument("--jobs", type=int, metavar="N", help="how many at once; default: half of the cores")
+    grade.add_argument("--roster", metavar="CSV", help="who is in the class")
+    grade.add_argument("--overrides", metavar="CSV", help="points that you decide: student,item,points,reason")
+    grade.add_argument("--hidden-seed", metavar="S", help="what the hidden tests are drawn from; default: DIR's own secret")
+    grade.add_argument("--exercise", metavar="N.M", help="regrade this exercise alone; all else stays as it was")
+    grade.add_argument("--no-nbval", action="store_true", help="points only; do not run the notebooks as a whole")
+    grade.add_argument("--container", action="store_true", help="in a container (docker or podman)")
     options = parser.parse_args(arguments)
+    if options.command in FOR_INSTRUCTORS and importlib.util.find_spec("checks.grading") is None:
+        parser.error(f"{options.command} is for instructors, and not part of what you were given")
     if options.command == "build":
         if options.check and options.execute:
             parser.error("--check writes nothing, so there is nothing to --execute")
         from checks.authoring.build import main as build_main
 
         return build_main(options.labs, check=options.check, execute=options.execute)
+    if options.command == "release":
+        if options.nbgrader and options.with_answers:
+            parser.error("--nbgrader has the answers in its source notebooks; --with-answers is for the student folder")
+        from checks.grading.release import main as release_main
+
+        return release_main(options.labs, options.out, nbgrader=options.nbgrader, with_answers=options.with_answers)
+    if options.command == "grade":
+        from checks.grading.run import main as grade_main
+
+        return grade_main(options)
     if options.command == "doctor":
         from checks.doctor import main as doctor_main
 

@@ -542,7 +542,10 @@ for axes, key, title in (
     axes.bar_label(bars, fmt="%.0f")
     axes.set(xlabel="max_num_batched_tokens", ylim=(0, 1.15 * max(values)))
     axes.set_title(title, loc="left", fontsize=10)
-left.axhline(rows["whole"]["usual"], color="#555555", linestyle=":", linewidth=1)
+left.axhline(
+    rows["whole"]["usual"], color="#555555", linestyle=":", linewidth=1, label="a usual ITL"
+)
+left.legend(loc="upper right", fontsize=8, frameon=False)
 show(
     figure,
     alt="Bars against the budget. "

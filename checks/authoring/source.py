@@ -1,7 +1,7 @@
 """Reads a lab's source: cells in jupytext's percent format, and the places where an answer stands.
 
     # %% [markdown] id="big-idea"            every cell has an id of its own; it stays when the cell moves
-    # %% id="exercise-2-3"
+    # %% id="exercise-2-3"                   points=2 behind it: what it counts (else checks/grading/worth.py's rule)
     def apply_top_p(logits, p):
         \"\"\"What the student reads.\"\"\"
         # solution: minivllm.sampling.logits.apply_top_p      the engine's body of that function is the answer
@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from checks.exercises import Row
-from checks.sandbox.cell import body_without_docstring, find_function, own_source
+from checks.sandbox.cell import Function, body_without_docstring, find_function, own_source
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS, LABS = ROOT / "solutions", ROOT / "labs"
@@ -35,7 +35,7 @@ SOLUTIONS, LABS = ROOT / "solutions", ROOT / "labs"
 HEADER = ("lab", "title", "version", "gpu", "time", "download", "prerequisites", "required")
 _ID = re.compile(r"^[a-zA-Z0-9-_]{1,64}$")
 _MARKER = re.compile(r"^# %%(?: \[(?P<kind>\w+)\])?(?P<options>.*)$")
-_OPTION = re.compile(r'(\w+)=("[^"]*"|\[[^\]]*\])')
+_OPTION = re.compile(r'(\w+)=("[^"]*"|\[[^\]]*\]|\d+(?:\.\d+)?(?!\S))')
 _FROM_ENGINE = re.compile(r"^(?P<indent>\s*)# solution: (?P<name>[\w.]+)\s*$")
 _BEGIN = re.compile(r"^(?P<indent>\s*)# BEGIN SOLUTION\s*$")
 _END = re.compile(r"^\s*# END SOLUTION\s*$")
@@ -57,6 +57,7 @@ class Cell:
     text: str
     line: int
     tags: list[str] = field(default_factory=list)
+    points: float | None = None  # what the exercise or question counts, where the source says so
 
     @property
     def exercise(self) -> str | None:
@@ -96,7 +97,7 @@ def read_source(path: Path) -> Source:
             if "id" not in options:
                 raise SourceError(f'{path.name}:{number}: a cell without an id. Write # %% id="what-it-is".')
             kind = marker["kind"] or "code"
-            cells.append(Cell(kind, options["id"], "", number, options.get("tags", [])))
+            cells.append(Cell(kind, options["id"], "", number, options.get("tags", []), options.get("points")))
         elif cells:
             cells[-1].text += (_uncomment(path, number, line) if cells[-1].kind == "markdown" else line) + "\n"
         elif line.strip():
@@ -148,7 +149,7 @@ def _filled(text: str, where: str, answers: bool, exercise: str = "") -> list[st
     out: list[str] = []
     function, inside = "", False
     for line in text.splitlines():
-        if found := re.match(r"\s*def (\w+)", line):
+        if found := re.match(r"\s*(?:async )?def (\w+)", line):
             function = found[1]
         stub = f'raise NotImplementedError("Exercise {exercise}: {function}")'
         if engine := _FROM_ENGINE.match(line):
@@ -186,7 +187,7 @@ def engine_parameters(name: str) -> list[str]:
     return [a.arg for a in _engine_function(name)[0].args.args]
 
 
-def _engine_function(name: str) -> tuple[ast.FunctionDef, list[str]]:
+def _engine_function(name: str) -> tuple[Function, list[str]]:
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         path = ROOT.joinpath(*parts[:cut]).with_suffix(".py")

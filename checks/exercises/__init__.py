@@ -53,7 +53,8 @@ Case = dict[str, Any]
 @dataclass(frozen=True)
 class Check:
     """How an exercise is checked. Every case has a key "call": the call it makes, as a student would write it. `difficulty` is
-    1 to 3; `hints` go from a nudge to nearly the answer."""
+    1 to 3; `hints` go from a nudge to nearly the answer. `why_not` gives the reason why it cannot be checked on this machine.
+    `cases` may take a second argument, `scale`: grading asks for larger ones with it."""
 
     cases: Callable[[int], list[Case]]
     judge: Callable[[Case, Any], Verdict]
@@ -61,6 +62,7 @@ class Check:
     difficulty: int
     hints: tuple[str, ...]
     limits: Limits = field(default_factory=Limits)
+    why_not: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True)

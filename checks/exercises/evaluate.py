@@ -5,12 +5,23 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from checks.exercises import Check, Row, Verdict, check_of, runner_of
+from checks.exercises import Case, Check, Row, Verdict, check_of, runner_of
 from checks.sandbox.cell import find_function, is_stub, name_of
+from checks.sandbox.jail import Jail
 from checks.sandbox.sandbox import HAS_FORK, Limits, Outcome, Request, run_in_child
+
+
+@dataclass(frozen=True)
+class Grading:
+    """What grading does otherwise: its cases, a jail, minivllm without the answer (`tree`), and `forbidden` folders."""
+
+    jail: Jail
+    tree: str
+    forbidden: tuple[str, ...] = ()
+    cases: tuple[Case, ...] | None = None  # None: those of the seed
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,8 @@ class Report:
     cases: int
     right: int
     output: str
+    ended: str = "done"  # how the child ended (Outcome.ended); "done" too where none was needed
+    withheld: bool = False  # minivllm's own answer, which is not there while grading, was reached for
 
     @property
     def passed(self) -> bool:
@@ -37,27 +50,31 @@ def evaluate(
     limits: Limits | None = None,
     notebook: Mapping[str, str] | None = None,
     fork: bool = HAS_FORK,
+    grading: Grading | None = None,
 ) -> Report:
     """Check `source`, a cell's text, as an answer to exercise `row`. `notebook` are the names that exist elsewhere in the
     student's notebook ("module" or "value"), only to word an undefined name."""
     check = check_of(row)
-    cases = check.cases(seed)
+    cases = check.cases(seed) if grading is None or grading.cases is None else list(grading.cases)
     verdict = before_running(row, source)
     if verdict:
         return Report(verdict, None, len(cases), 0, "")
     limits = limits or check.limits
     request = Request(source, f"<exercise {row.id}>", row.functions, runner_of(row), row.id, cases)
-    outcome = run_in_child(request, limits, fork=fork)
+    if grading is not None:
+        request = replace(request, tree=grading.tree, strict=True, forbidden=grading.forbidden)
+    outcome = run_in_child(request, limits, fork=fork, jail=grading.jail if grading else None)
     words = _Words(source, notebook or {}, limits)
     verdicts = _verdicts(check, cases, outcome, words)
     right = sum(v.passed for v in verdicts)
+    withheld = any(m.get("withheld") for m in outcome.messages)
     for index, verdict in enumerate(verdicts):
         if not verdict.passed:
             call = (
                 cases[index]["call"] if any(m["case"] is not None or m["kind"] == "ready" for m in outcome.messages) else None
             )
-            return Report(verdict, call, len(cases), right, outcome.output)
-    return Report(Verdict("passed"), None, len(cases), right, outcome.output)
+            return Report(verdict, call, len(cases), right, outcome.output, outcome.ended, withheld)
+    return Report(Verdict("passed"), None, len(cases), right, outcome.output, outcome.ended, withheld)
 
 
 def before_running(row: Row, source: str) -> Verdict | None:
@@ -67,6 +84,8 @@ def before_running(row: Row, source: str) -> Verdict | None:
     except SyntaxError as error:
         line = (error.text or "").rstrip("\n")
         return Verdict("syntax", f"Line {error.lineno} of the cell does not parse: {error.msg}\n    {error.lineno} | {line}")
+    except (ValueError, RecursionError, MemoryError) as error:  # a null byte; ten thousand brackets
+        return Verdict("syntax", f"The cell cannot be read as Python ({type(error).__name__}).")
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "get_ipython":
             return Verdict(
@@ -93,7 +112,7 @@ def _verdicts(check: Check, cases: list[dict[str, Any]], outcome: Outcome, words
     verdicts: list[Verdict] = []
     for message in outcome.messages:
         if message["kind"] == "problem":
-            verdicts.append(words.problem(message))
+            verdicts.append(_in_words(words, message))
         elif message["kind"] == "result" and len(verdicts) < len(cases):
             verdicts.append(_judge(check, cases[len(verdicts)], message.get("output")))
     if outcome.ended != "done":
@@ -101,6 +120,13 @@ def _verdicts(check: Check, cases: list[dict[str, Any]], outcome: Outcome, words
     elif len(verdicts) < len(cases) and all(v.passed for v in verdicts):  # "done" without the results: someone else said it
         verdicts.append(Verdict("exit", "The check ended before all cases had run."))
     return verdicts
+
+
+def _in_words(words: _Words, message: dict[str, Any]) -> Verdict:
+    try:
+        return words.problem(message)
+    except Exception:  # no child of ours describes a problem like this: the student's code wrote it
+        return Verdict("exit", "The code wrote into the check's own channel.")
 
 
 def _judge(check: Check, case: dict[str, Any], output: Any) -> Verdict:

@@ -26,9 +26,9 @@ OFF_TEXT = "this setting is off"
 # ---------------------------------------------------------------------------------------------------- 2.1 greedy_generate
 
 
-def generate_cases(seed: int) -> list[Case]:
+def generate_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"2.1:{seed}")
-    shapes = [(1, 1), (2, 1), (2, 2), (3, 0), (3, 5), (5, 8), (9, 20)]
+    shapes = [(1, 1), (2, 1), (2, 2), (3, 0), (3, 5), (5, 8), (9 * scale, 20 * scale)]
     return [_generate_case(rng, length, new) for length, new in shapes]
 
 

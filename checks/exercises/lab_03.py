@@ -174,9 +174,12 @@ def _content_reason(name: str, found: torch.Tensor, position: int, layer: int) -
 # ---------------------------------------------------------------------------------------------- 3.2 generate_with_cache
 
 
-def generate_cases(seed: int) -> list[Case]:
+def generate_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"3.2:{seed}")
-    return [_generate_case(rng, length, new) for length, new in ((1, 1), (3, 1), (3, 2), (1, 4), (4, 3), (5, 9), (9, 20))]
+    return [
+        _generate_case(rng, length, new)
+        for length, new in ((1, 1), (3, 1), (3, 2), (1, 4), (4, 3), (5, 9), (9 * scale, 20 * scale))
+    ]
 
 
 def _generate_case(rng: random.Random, length: int, new: int) -> Case:
@@ -297,7 +300,7 @@ def _judge_tokens(case: Case, produced: list[int]) -> Verdict | None:
 # -------------------------------------------------------------------------------------------------------- 3.3 left_pad
 
 
-def left_pad_cases(seed: int) -> list[Case]:
+def left_pad_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"3.3:{seed}")
     by_hand: list[list[list[int]]] = [
         [[5]],
@@ -309,7 +312,9 @@ def left_pad_cases(seed: int) -> list[Case]:
         [[0, 0], [0]],
     ]
     for _ in range(3):
-        by_hand.append([[rng.randrange(50) for _ in range(rng.randint(1, 9))] for _ in range(rng.randint(3, 6))])
+        by_hand.append(
+            [[rng.randrange(50) for _ in range(rng.randint(1, 9 * scale))] for _ in range(rng.randint(3, 6 * scale))]
+        )
     return [{"prompts": prompts, "call": f"left_pad({prompts})"} for prompts in by_hand]
 
 

@@ -13,9 +13,9 @@ from checks.sandbox.plain import Opaque
 # ------------------------------------------------------------------------------------------------------- 4.1 BlockPool
 
 
-def pool_cases(seed: int) -> list[Case]:
+def pool_cases(seed: int, scale: int = 1) -> list[Case]:
     """Scripts: "A2" allocates 2 blocks for request A, "-A" frees them, "+A" lets somebody else hold them too, "-0" frees the
-    null block. The later ones wrap around the pool many times."""
+    null block. The later ones wrap around the pool many times. `scale` makes what is drawn larger, for grading."""
     rng = random.Random(f"4.1:{seed}")
     by_hand = [
         (4, "A1"),
@@ -35,7 +35,8 @@ def pool_cases(seed: int) -> list[Case]:
     ]
     cases = [_pool_case(num_blocks, script.split()) for num_blocks, script in by_hand]
     cases += [
-        _pool_case(num_blocks, _random_script(rng, num_blocks, calls)) for num_blocks, calls in ((5, 30), (8, 80), (33, 200))
+        _pool_case(num_blocks, _random_script(rng, num_blocks, calls))
+        for num_blocks, calls in ((5, 30), (8, 80), (33 * scale, 200 * scale))
     ]
     return cases
 
@@ -231,7 +232,7 @@ def _judge_capabilities(found: list[str] | None, wanted: str, not_yet: str, why:
 # --------------------------------------------------------------------------------------------------- 4.2 allocate_slots
 
 
-def slots_cases(seed: int) -> list[Case]:
+def slots_cases(seed: int, scale: int = 1) -> list[Case]:
     """Scripts: "A0+6" asks for slots for 6 more tokens of request A, which has 0 computed ones; "-A" frees A."""
     rng = random.Random(f"4.2:{seed}")
     by_hand = [
@@ -252,7 +253,10 @@ def slots_cases(seed: int) -> list[Case]:
         (4, 4, "A0+5 B0+5 -A B0+5 -B A0+12"),
     ]
     cases = [_slots_case(blocks, size, script.split()) for blocks, size, script in by_hand]
-    cases += [_slots_case(blocks, size, _random_slots(rng, blocks, size, 40)) for blocks, size in ((7, 4), (12, 3), (20, 16))]
+    cases += [
+        _slots_case(blocks, size, _random_slots(rng, blocks, size, 40 * scale))
+        for blocks, size in ((7, 4), (12, 3), (20 * scale, 16))
+    ]
     return cases
 
 

@@ -17,7 +17,7 @@ from checks.sandbox.plain import Opaque
 # ----------------------------------------------------------------------------------------------------- 4.3 slot_mapping
 
 
-def mapping_cases(seed: int) -> list[Case]:
+def mapping_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"4.3:{seed}")
     by_hand: list[tuple[list[int], list[int], int]] = [
         ([1, 2], [3], 4),
@@ -33,9 +33,9 @@ def mapping_cases(seed: int) -> list[Case]:
     ]
     cases = [_mapping_case(*parts) for parts in by_hand]
     for size in (3, 8, 16):
-        table = rng.sample(range(1, 60), 12)
+        table = rng.sample(range(1, 60 * scale), 12 * scale)
         start = rng.randint(0, 5 * size)
-        cases.append(_mapping_case(list(range(start, start + rng.randint(2, 6 * size))), table, size))
+        cases.append(_mapping_case(list(range(start, start + rng.randint(2, 6 * size * scale))), table, size))
     return cases
 
 
@@ -109,7 +109,7 @@ def _slots_reason(case: Case, slots: list[int]) -> str:
 # ------------------------------------------------------------------------------------------------------------ 4.4 write_kv
 
 
-def write_cases(seed: int) -> list[Case]:
+def write_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"4.4:{seed}")
     by_hand = [
         (3, 4, 1, 1, [4]),
@@ -122,8 +122,8 @@ def write_cases(seed: int) -> list[Case]:
         (3, 4, 2, 2, []),
     ]
     cases = [_write_case(*parts) for parts in by_hand]
-    for blocks, size in ((9, 4), (6, 16)):
-        slots = rng.sample(range(size, blocks * size), rng.randint(5, 20))
+    for blocks, size in ((9 * scale, 4), (6 * scale, 16)):
+        slots = rng.sample(range(size, blocks * size), rng.randint(5, 20 * scale))
         cases.append(_write_case(blocks, size, 3, 8, slots))
     return cases
 
@@ -198,7 +198,7 @@ def _whose(numbers: torch.Tensor, name: str) -> str:
 # -------------------------------------------------------------------------------------------------------- 4.5 paged_decode
 
 
-def decode_cases(seed: int) -> list[Case]:
+def decode_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"4.5:{seed}")
     by_hand: list[dict[str, Any]] = [
         {"block_tables": [[1]], "seq_lens": [4], "heads": 1, "kv_heads": 1},
@@ -213,14 +213,14 @@ def decode_cases(seed: int) -> list[Case]:
     ]
     cases = [_decode_case(i, **case) for i, case in enumerate(by_hand)]
     for dtype in ("float32", "bfloat16"):
-        size, lens = 16, [rng.randint(1, 70) for _ in range(5)]
-        ids = rng.sample(range(1, 40), sum(-(-n // size) for n in lens))
+        size, lens = 16, [rng.randint(1, 70 * scale) for _ in range(5)]
+        ids = rng.sample(range(1, 40 * scale), sum(-(-n // size) for n in lens))
         width = -(-max(lens) // size)
         tables = []
         for n in lens:
             own, ids = ids[: -(-n // size)], ids[-(-n // size) :]
             tables.append(own + [0] * (width - len(own)))
-        more = {"block_size": size, "num_blocks": 40, "dim": 32, "dtype": dtype, "stale": "nan"}
+        more = {"block_size": size, "num_blocks": 40 * scale, "dim": 32, "dtype": dtype, "stale": "nan"}
         cases.append(_decode_case(seed, tables, lens, 9, 3, **more))
     close = {"dim": 16, "dtype": "bfloat16", "close_scores": True}
     cases.append(_decode_case(seed, [[3, 1], [2, 4]], [8, 6], 4, 2, **close))

@@ -17,7 +17,7 @@ from checks.sandbox.plain import Opaque
 # ------------------------------------------------------------------------------------------------------- 5.1 wasted_slots
 
 
-def wasted_cases(seed: int) -> list[Case]:
+def wasted_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"5.1:{seed}")
     by_hand = [
         ([3], 1),
@@ -30,7 +30,7 @@ def wasted_cases(seed: int) -> list[Case]:
         ([3, 1, 2, 5, 1], 3),
         ([], 4),
     ]
-    drawn = [([rng.randint(1, 60) for _ in range(rng.randint(5, 20))], rng.randint(2, 4)) for _ in range(4)]
+    drawn = [([rng.randint(1, 60 * scale) for _ in range(rng.randint(5, 20 * scale))], rng.randint(2, 4)) for _ in range(4)]
     return [
         {"lengths": lengths, "batch_size": size, "call": f"wasted_slots(lengths={lengths}, batch_size={size})"}
         for lengths, size in by_hand + drawn

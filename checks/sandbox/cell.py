@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Iterator
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 VERBS = ("check", "hint", "skip", "solution", "reset", "predict", "quiz", "progress", "use", "start")
 
 
@@ -45,7 +47,7 @@ def name_of(signature: str) -> str:
     return signature.partition("(")[0].strip()
 
 
-def find_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+def find_function(tree: ast.Module, name: str) -> Function | None:
     """The definition of a function ("f") or a method ("C.f") at the top of a module; of several, the last."""
     body: list[ast.stmt] = tree.body
     *classes, function = name.split(".")
@@ -54,17 +56,25 @@ def find_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
         if not found:
             return None
         body = found[-1].body
-    functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == function]
+    functions = [node for node in body if isinstance(node, Function) and node.name == function]
     return functions[-1] if functions else None
 
 
-def body_without_docstring(function: ast.FunctionDef) -> list[ast.stmt]:
+def parsed(text: str) -> ast.Module | None:
+    """A cell's text as a tree; None where Python cannot read it: no Python, a null byte, ten thousand brackets."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def body_without_docstring(function: Function) -> list[ast.stmt]:
     first = function.body[0]
     is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
     return function.body[1:] if is_docstring else function.body
 
 
-def is_stub(function: ast.FunctionDef) -> bool:
+def is_stub(function: Function) -> bool:
     """Whether nothing has been written: the body is `raise NotImplementedError(...)`, `pass`, `...`, or only a docstring."""
 
     def is_nothing(node: ast.stmt) -> bool:
@@ -100,3 +110,8 @@ def bound_names(node: ast.stmt) -> Iterator[str]:
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 yield inner.id
+
+
+def remember_text(filename: str, text: str) -> None:
+    """Let a text that is compiled under a name that is no file be found by that name: @triton.jit reads a function's source."""
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)

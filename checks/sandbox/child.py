@@ -9,6 +9,7 @@ cases (the cell fails to load, a function is missing) has "case": None.
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import functools
 import importlib
@@ -25,32 +26,45 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from checks.sandbox.cell import VERBS, name_of, own_statements, parse_parameters
+from checks.sandbox import withheld
+from checks.sandbox.cell import VERBS, name_of, own_statements, parse_parameters, remember_text
+from checks.sandbox.jail import deny_calls
 from checks.sandbox.plain import read_frame, write_frame
 
 
 def serve(frames: BinaryIO) -> None:
     """Answer one request on `frames`, then return. Keys of the request: source, filename, functions (signatures), runner (a
-    module with RUN), exercise, cases, cpu_seconds, memory_bytes."""
+    module with RUN), exercise, cases, tree, strict, forbidden, cpu_seconds, memory_bytes."""
     request = read_frame(frames)
     if request is None:
         return
     warnings.simplefilter("ignore")  # a library's warning is not the student's business, and costs nothing
     limit_resources(request["cpu_seconds"], request["memory_bytes"], lambda: write_frame(frames, {"kind": "memory"}))
+    if request["strict"]:
+        limit_the_rest()
+        deny_calls()
+    if request["tree"]:
+        sys.path.insert(0, request["tree"])
+    if request["forbidden"]:
+        withheld.guard(request["forbidden"])
     write_frame(frames, {"kind": "started"})
     module = types.ModuleType("student_cell")
     module.__file__ = request["filename"]
     sys.modules["student_cell"] = module  # dataclasses look their module up
+    runner = importlib.import_module(request["runner"])
+    getattr(runner, "prepare", lambda exercise: None)(request["exercise"])  # before the cell imports anything
     problem = load(module, request) or missing_function(module, request["functions"])
     if problem:
-        write_frame(frames, {"kind": "problem", "case": None, **problem})
+        write_frame(frames, {"kind": "problem", "case": None, "withheld": bool(withheld.touched), **problem})
         return
     write_frame(frames, {"kind": "ready"})
-    run = importlib.import_module(request["runner"]).RUN[request["exercise"]]
+    run = runner.RUN[request["exercise"]]
     for index, case in enumerate(request["cases"]):
         seed_everything(index)
         output, problem = guarded(functools.partial(run, module, case), request)
         answer = {"kind": "problem", **problem} if problem else {"kind": "result", "output": output}
+        if withheld.touched:
+            answer["withheld"] = True
         flush()
         try:
             write_frame(frames, {**answer, "case": index})
@@ -62,12 +76,20 @@ def serve(frames: BinaryIO) -> None:
 def load(module: types.ModuleType, request: dict[str, Any]) -> dict[str, Any] | None:
     """Execute the cell's own code in `module`, without its calls to this package. What it prints while loading has been printed
     by the notebook already."""
+    remember_text(request["filename"], request["source"])
     tree = ast.parse(request["source"], request["filename"])
     tree.body = own_statements(tree)
-    code = compile(tree, request["filename"], "exec", dont_inherit=True)  # this file's __future__ is not the student's
+
+    def execute() -> None:
+        # As a notebook compiles a cell: it may await at its top level. This file's __future__ is not the student's.
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        waiting = eval(compile(tree, request["filename"], "exec", flags, dont_inherit=True), module.__dict__)
+        if inspect.iscoroutine(waiting):
+            asyncio.run(waiting)
+
     vars(module).update(dict.fromkeys(VERBS, lambda *_, **__: None))  # a call that is not at the top level means nothing here
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        return guarded(lambda: exec(code, module.__dict__), request)[1]
+        return guarded(execute, request)[1]
 
 
 def guarded(action: Callable[[], Any], request: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
@@ -80,6 +102,8 @@ def guarded(action: Callable[[], Any], request: dict[str, Any]) -> tuple[Any, di
 
 def describe_error(error: BaseException, filename: str) -> dict[str, Any]:
     """The error and the student's own lines of its traceback: [[line number, function], ...], outermost first."""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:  # Triton's, around what was raised
+        error = error.__cause__
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == filename]
     try:
         message = str(error)
@@ -98,13 +122,14 @@ def describe_error(error: BaseException, filename: str) -> dict[str, Any]:
 
 def missing_function(module: types.ModuleType, signatures: list[str]) -> dict[str, Any] | None:
     """The first wanted function that the cell does not define, or that cannot be called as wanted."""
-    own = {name: f for name, f in vars(module).items() if getattr(f, "__module__", None) == "student_cell" and callable(f)}
+    things = {name: _without_jit(thing) for name, thing in vars(module).items()}
+    own = {name: f for name, f in things.items() if getattr(f, "__module__", None) == "student_cell" and callable(f)}
     found = [f"{name}{signature_of(f)}" for name, f in own.items() if not isinstance(f, type)]
     for wanted in signatures:
         name = name_of(wanted)
         target: Any = module
         for part in name.split("."):
-            target = getattr(target, part, None)
+            target = _without_jit(getattr(target, part, None))
         if not callable(target):
             others = _classes_instead(module, own, name) if "." in name else None
             if others is None:
@@ -113,6 +138,13 @@ def missing_function(module: types.ModuleType, signatures: list[str]) -> dict[st
         if not accepts(target, wanted, is_method="." in name):
             return {"type": "WrongSignature", "wanted": wanted, "found": [f"{name}{signature_of(target)}"]}
     return None
+
+
+def _without_jit(thing: Any) -> Any:
+    """The function that @triton.jit was put on, which has the signature."""
+    return (
+        thing.fn if type(thing).__module__.startswith("triton.") and inspect.isfunction(getattr(thing, "fn", None)) else thing
+    )
 
 
 def _classes_instead(module: types.ModuleType, own: dict[str, Any], name: str) -> list[str] | None:
@@ -190,6 +222,17 @@ def limit_resources(cpu_seconds: float, memory_bytes: int, report: Callable[[], 
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def limit_the_rest() -> None:
+    """For code nobody has read: little on the disk, few open files, few threads."""
+    try:
+        import resource
+    except ImportError:
+        return
+    for what, most in ((resource.RLIMIT_FSIZE, 1 << 20), (resource.RLIMIT_NOFILE, 128), (resource.RLIMIT_NPROC, 4096)):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(what, (most, most))
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 MAX_FRAME_BYTES = 64 << 20
 MAX_DEPTH = 50
+MAX_PARTS = 1_000_000
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
 
@@ -120,7 +121,11 @@ def read_frame(stream: BinaryIO) -> Any:
     if size > MAX_FRAME_BYTES:
         raise ValueError("not plain data: an oversized message")
     body = _read_exactly(stream, size)
-    return None if body is None else unpack(json.loads(body))
+    if body is None:
+        return None
+    if body.count(b"[") + body.count(b"{") > MAX_PARTS:  # each takes a hundred bytes of memory here
+        raise ValueError("not plain data: a message of too many parts")
+    return unpack(json.loads(body))
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> bytes | None:

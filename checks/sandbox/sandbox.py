@@ -18,18 +18,21 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from checks.sandbox.plain import read_frame, write_frame
+from checks.sandbox.jail import Jail
+from checks.sandbox.plain import MAX_FRAME_BYTES, read_frame, write_frame
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds") and sys.platform != "win32"
 _SIGXCPU, _SIGKILL = 24, 9  # how the CPU limit set from inside ends a child, and how a system out of memory does
 PRELOAD = ["numpy", "checks.sandbox.child", "checks.exercises"]  # with torch: what every child needs
+WALLS = str(ROOT / "checks" / "sandbox" / "jail.py")
 START_SECONDS = 120.0  # importing torch from a cold disk
 
 
@@ -55,6 +58,9 @@ class Request:
     runner: str
     exercise: str
     cases: list[Any]
+    tree: str = ""  # a folder whose packages come before all others: minivllm without an answer
+    strict: bool = False  # under jail.py's system call filter, and with limits on files and threads too
+    forbidden: tuple[str, ...] = ()  # folders of which nothing may be read
 
 
 @dataclass
@@ -77,6 +83,7 @@ class _Job:
     send: BinaryIO
     receive: BinaryIO
     output: BinaryIO
+    cpu_seconds: float = field(default=0.0, init=False)  # known after wait(), where children are forked
 
     def kill(self) -> None:
         raise NotImplementedError
@@ -86,12 +93,12 @@ class _Job:
         raise NotImplementedError
 
 
-def run_in_child(request: Request, limits: Limits, *, fork: bool = HAS_FORK) -> Outcome:
+def run_in_child(request: Request, limits: Limits, *, fork: bool = HAS_FORK, jail: Jail | None = None) -> Outcome:
     """Run the request in a new child and collect what it says until it is done, or a limit is reached. One at a time. If this
-    is interrupted (KeyboardInterrupt), the child dies and the next call starts afresh."""
+    is interrupted (KeyboardInterrupt), the child dies and the next call starts afresh. With a `jail` the child runs in it."""
     with _one_at_a_time:
         try:
-            return _watch(_server().start() if fork else _Spawned(), request, limits)
+            return _watch(_server(jail).start() if fork else _Spawned(jail), request, limits)
         except BaseException:
             close_server()
             raise
@@ -99,7 +106,7 @@ def run_in_child(request: Request, limits: Limits, *, fork: bool = HAS_FORK) -> 
 
 def _watch(job: _Job, request: Request, limits: Limits) -> Outcome:
     outcome = Outcome(ended="interrupted")
-    messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    messages: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=8)  # a child that never stops talking has to wait
     capture = _Capture(job.output, limits)
     reader = threading.Thread(target=_read_messages, args=(job.receive, messages), daemon=True)
     limits_told = {"cpu_seconds": limits.cpu_seconds, "memory_bytes": limits.memory_bytes}
@@ -109,7 +116,7 @@ def _watch(job: _Job, request: Request, limits: Limits) -> Outcome:
             write_frame(job.send, {**vars(request), **limits_told})
         reader.start()
         capture.start()
-        outcome.ended = _collect(outcome, messages, capture, limits)
+        outcome.ended = _collect(outcome, messages, capture, limits, len(request.cases))
         if outcome.ended == "exit":  # how it ended by itself is worth knowing; a kill would overwrite it
             status = job.wait(2.0)
     finally:
@@ -120,7 +127,9 @@ def _watch(job: _Job, request: Request, limits: Limits) -> Outcome:
     else:
         outcome.status = status
         outcome.ended = {-_SIGXCPU: "time", -_SIGKILL: "memory"}.get(status, "exit")
-    reader.join(5)
+        if outcome.ended == "memory" and job.cpu_seconds >= limits.cpu_seconds:  # it did not heed the first signal
+            outcome.ended = "time"
+    _drain(messages, reader)
     capture.join(5)
     for stream in (job.send, job.receive, job.output):
         stream.close()
@@ -128,8 +137,20 @@ def _watch(job: _Job, request: Request, limits: Limits) -> Outcome:
     return outcome
 
 
-def _collect(outcome: Outcome, messages: queue.Queue[dict[str, Any] | None], capture: _Capture, limits: Limits) -> str:
+def _drain(messages: queue.Queue[dict[str, Any] | None], reader: threading.Thread) -> None:
+    """Let the reader get rid of what nobody wants any more, until the stream ends with the child."""
+    deadline = time.monotonic() + 5
+    while reader.is_alive() and time.monotonic() < deadline:
+        with contextlib.suppress(queue.Empty):
+            messages.get(timeout=0.05)
+
+
+def _collect(
+    outcome: Outcome, messages: queue.Queue[dict[str, Any] | None], capture: _Capture, limits: Limits, cases: int
+) -> str:
+    """Messages may be forged: they never make the time longer, nor more of themselves than there are cases."""
     deadline = time.monotonic() + START_SECONDS
+    started = False
     while True:
         if capture.overflowed:
             return "output"
@@ -142,12 +163,15 @@ def _collect(outcome: Outcome, messages: queue.Queue[dict[str, Any] | None], cap
         if message is None:
             return "output" if capture.overflowed else "exit"
         if message["kind"] == "started":  # only now does the student's time run
-            deadline = time.monotonic() + limits.wall_seconds
+            deadline = deadline if started else time.monotonic() + limits.wall_seconds
+            started = True
             continue
         if message["kind"] == "memory":
             return "memory"
         if message["kind"] == "done":
             return "done"
+        if len(outcome.messages) > cases:  # "ready", and one a case, is all a child has to say
+            return "exit"
         outcome.messages.append(message)
         if message["kind"] == "problem" and message["case"] is None:
             return "done"
@@ -155,12 +179,25 @@ def _collect(outcome: Outcome, messages: queue.Queue[dict[str, Any] | None], cap
 
 def _read_messages(stream: BinaryIO, messages: queue.Queue[dict[str, Any] | None]) -> None:
     """Until the stream ends, or says something that is not a message (the student's code wrote into it)."""
+    counted: Any = _Counted(stream)
     try:
-        while isinstance(message := read_frame(stream), dict) and "kind" in message:
+        while isinstance(message := read_frame(counted), dict) and "kind" in message:
             messages.put({"case": None, **message})
-    except Exception:  # an end in the middle, forged bytes: both are an end
+    except Exception:  # an end in the middle, forged bytes, too much of everything: all are an end
         pass
     messages.put(None)
+
+
+class _Counted:
+    """A stream that ends after MAX_FRAME_BYTES: what a child says in all is no more than what it may say at once."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._left = stream, MAX_FRAME_BYTES
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(min(size, self._left))
+        self._left -= len(data)
+        return data
 
 
 class _Capture(threading.Thread):
@@ -191,11 +228,11 @@ class _Capture(threading.Thread):
 class _Spawned(_Job):
     """A child that is a new Python process."""
 
-    def __init__(self) -> None:
+    def __init__(self, jail: Jail | None = None) -> None:
         self._process = subprocess.Popen(
-            _python("from checks.sandbox.child import main_spawned; main_spawned()"),
+            _python("from checks.sandbox.child import main_spawned; main_spawned()", jail),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-            start_new_session=HAS_FORK, env=_environment(),
+            start_new_session=HAS_FORK, env=_environment(jail),
         )  # fmt: skip
         assert self._process.stdin and self._process.stdout and self._process.stderr
         super().__init__(self._process.stdin, self._process.stdout, self._process.stderr)  # type: ignore[arg-type]
@@ -215,13 +252,14 @@ class _Spawned(_Job):
 class _ForkServer:
     """The kernel's own fork server. Its life hangs on the control socket."""
 
-    def __init__(self) -> None:
-        self.owner = os.getpid()
+    def __init__(self, jail: Jail | None = None) -> None:
+        self.owner, self.jail = os.getpid(), jail
+        self._root = tempfile.mkdtemp(prefix="minivllm-jail-") if jail and jail.namespaces else None
         self._control, theirs = socket.socketpair()
         self._pending, self._jobs, self._ready = b"", 0, False
         code = f"from checks.sandbox.forkserver import main; main({theirs.fileno()}, {PRELOAD!r})"
         self._process = subprocess.Popen(
-            _python(code), pass_fds=[theirs.fileno()], start_new_session=True, env=_environment(),
+            _python(code, jail, self._root), pass_fds=[theirs.fileno()], start_new_session=True, env=_environment(jail),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         theirs.close()
@@ -244,13 +282,14 @@ class _ForkServer:
     def kill(self, job: int) -> None:
         self._control.sendall(json.dumps({"kill": job}).encode() + b"\n")
 
-    def wait(self, job: int, seconds: float) -> int | None:
+    def wait(self, job: int, seconds: float) -> tuple[int, float] | None:
+        """Exit status and CPU seconds of a job that has ended."""
         while (message := self._read(seconds)) is not None:
             if message.get("job") == job:
-                return message["status"]
+                return int(message["status"]), message["cpu"]
         return None
 
-    def _read(self, seconds: float) -> dict[str, int] | None:
+    def _read(self, seconds: float) -> dict[str, float] | None:
         """The server's next message; None if none comes in time."""
         self._control.settimeout(seconds)
         while b"\n" not in self._pending:
@@ -275,6 +314,9 @@ class _ForkServer:
         if self.owner == os.getpid():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
+            if self._root:
+                with contextlib.suppress(OSError):
+                    os.rmdir(self._root)
 
 
 @dataclass
@@ -286,17 +328,23 @@ class _Forked(_Job):
         self.server.kill(self.number)
 
     def wait(self, seconds: float) -> int | None:
-        return self.server.wait(self.number, seconds)
+        ended = self.server.wait(self.number, seconds)
+        if ended is None:
+            return None
+        status, self.cpu_seconds = ended
+        return status
 
 
 _one_at_a_time = threading.Lock()
 _the_server: _ForkServer | None = None
 
 
-def _server() -> _ForkServer:
+def _server(jail: Jail | None = None) -> _ForkServer:
     global _the_server
+    if _the_server is not None and _the_server.jail != jail:
+        close_server()
     if _the_server is None or not _the_server.alive():
-        _the_server = _ForkServer()
+        _the_server = _ForkServer(jail)
     return _the_server
 
 
@@ -317,14 +365,20 @@ def close_server() -> None:
 atexit.register(close_server)
 
 
-def _python(code: str) -> list[str]:
-    """This Python, finding modules where this process finds them, running `code`."""
-    path = [str(ROOT), *(p for p in sys.path if p)]
-    return [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
+def _python(code: str, jail: Jail | None = None, root: str | None = None) -> list[str]:
+    """This Python, finding modules where this process finds them (in a jail: where it says), running `code`. With a `root` the
+    process goes behind the jail's walls first: by a file of its own, since the jail's path is of inside."""
+    if jail is None:
+        path = [str(ROOT), *(p for p in sys.path if p)]
+        return [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
+    walls = f"import runpy; runpy.run_path({WALLS!r})['enter'](**{jail.walls(root)!r}); " if root else ""
+    # -S: no .pth file brings back what the path leaves out.
+    return [sys.executable, "-S", "-c", f"{walls}import sys; sys.path[:] = {list(jail.path)!r}; {code}"]
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"} | (
+def _environment(jail: Jail | None = None) -> dict[str, str]:
+    inherited = dict(os.environ) if jail is None else jail.environ()
+    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"} | (
         # macOS stops a forked process that uses Apple's frameworks unless it is told that this is meant.
         {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}
     )

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from checks.exercises import Row
-from checks.sandbox.cell import bound_names, find_function, first_line, name_of
+from checks.sandbox.cell import Function, bound_names, find_function, first_line, name_of
 
 MARK = "# my_engine: "
-Member = ast.FunctionDef | ast.Assign | ast.AnnAssign
+Member = Function | ast.Assign | ast.AnnAssign
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,12 @@ def assemble(reference: str, answers: Sequence[Answer]) -> str:
     text = reference
     for answer in used:
         text = _put(text, answer)
-    compile(text, "my_engine", "exec")
+    try:
+        compile(text, "my_engine", "exec")
+    except SyntaxError as error:  # a notebook's cell may await at its top level, a file may not
+        raise ValueError(
+            f"a file cannot hold what this cell holds ({error.msg}). A line that awaits outside of a function goes elsewhere."
+        ) from None
     ids = sorted(answer.row.id for answer in used)
     exercises = f"exercise{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
     return (
@@ -93,7 +98,7 @@ def _put(text: str, answer: Answer) -> str:
     return text
 
 
-def _function(tree: ast.Module, name: str, answer: Answer) -> ast.FunctionDef:
+def _function(tree: ast.Module, name: str, answer: Answer) -> Function:
     found = find_function(tree, name)
     if found is None:  # by assignment, perhaps: only a whole definition can be moved
         raise ValueError(f"my_engine needs {name} as a `def` in the cell of exercise {answer.row.id}.")
@@ -116,7 +121,7 @@ def _members_of(node: ast.ClassDef) -> dict[str, Member]:
     """Methods and class attributes by name."""
     found: dict[str, Member] = {}
     for statement in node.body:
-        if isinstance(statement, ast.FunctionDef):
+        if isinstance(statement, Function):
             found[statement.name] = statement
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -136,13 +141,13 @@ def _members(text: str, tree: ast.Module, name: str, answer: Answer) -> list[tup
     if _is_stage(ours):
         chosen = [m for m in own if m != "__init__" or _parameters(own[m]) == _parameters(have.get(m))]
     else:
-        chosen = [m for m in own if m in wanted or (m not in have and isinstance(own[m], ast.FunctionDef))]
+        chosen = [m for m in own if m in wanted or (m not in have and isinstance(own[m], Function))]
     _refuse_unknown_attributes(theirs, {m: own[m] for m in chosen}, answer)
     return [(f"{name}.{m}", own[m]) for m in chosen]
 
 
 def _parameters(node: Member | None) -> list[str] | None:
-    if not isinstance(node, ast.FunctionDef):
+    if not isinstance(node, Function):
         return None
     return [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)][1:]
 
@@ -164,7 +169,7 @@ def _refuse_unknown_attributes(theirs: ast.ClassDef, chosen: dict[str, Member], 
 
 def _attributes(node: Member) -> Iterator[tuple[str, bool]]:
     """The attributes of `self` that a method names, and whether it reads them."""
-    if not isinstance(node, ast.FunctionDef) or not node.args.args:
+    if not isinstance(node, Function) or not node.args.args:
         return
     me = node.args.args[0].arg
     for inner in ast.walk(node):

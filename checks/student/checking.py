@@ -28,6 +28,9 @@ def check(exercise: str, *, here: bool = False) -> None:
     """
     row = row_of(exercise)
     source, namespace = calling_cell(f'check("{exercise}")')
+    if reason := check_of(row).why_not():
+        print(f"Exercise {row.id} is skipped on this machine: it {reason} Nothing is counted; elsewhere it is checked.")
+        return
     if here:
         _check_here(row, source, namespace)
         return
@@ -35,6 +38,11 @@ def check(exercise: str, *, here: bool = False) -> None:
         bind_reference(row, namespace)
         print(f"Exercise {row.id} is skipped: {_functions(row)} is the reference.")
         return
+    check_source(row, source, namespace)
+
+
+def check_source(row: Row, source: str, namespace: dict[str, Any]) -> None:
+    """Check the text of an exercise's cell and count it. Raises CheckFailed unless it is right."""
     _say_slow()
     try:
         report = evaluate(row, source, notebook=names_in(namespace))
@@ -113,7 +121,10 @@ def _check_here(row: Row, source: str, namespace: dict[str, Any]) -> None:
     verdict = before_running(row, source)
     if verdict:
         raise CheckFailed(f"Exercise {row.id}. {verdict.message}")
-    checks, run = check_of(row), importlib.import_module(runner_of(row)).RUN[row.id]
+    runner = importlib.import_module(runner_of(row))
+    if reason := getattr(runner, "why_not_here", lambda exercise: None)(row.id):
+        raise CheckFailed(f"Exercise {row.id} {reason}")
+    checks, run = check_of(row), runner.RUN[row.id]
     cases = checks.cases(0)
     module: Any = SimpleNamespace(**{name: value for name, value in namespace.items() if not name.startswith("_")})
     for index, case in enumerate(cases):

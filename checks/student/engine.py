@@ -12,11 +12,11 @@ from pathlib import Path
 
 import minivllm
 from checks.exercises import Row, has_checks, table
-from checks.sandbox.cell import name_of
+from checks.sandbox.cell import name_of, parsed
 from checks.student.assemble import MARK, Answer, assemble, in_force
 from checks.student.failure import CheckFailed
 from checks.student.home import answers_dir, changing_progress, engine_dir, locked, read_progress, write_atomically
-from minivllm.components import SEAMS, Components
+from minivllm.components import SEAMS, Components, triton_runs_here
 
 REFERENCE = Path(minivllm.__file__).parent
 
@@ -26,10 +26,10 @@ def components() -> Components:
     with locked():
         build()
     chosen = read_progress()["use"]
-    files = {seam.file for seam in SEAMS.values()} | {"sampling/logits.py"}
-    if not any((engine_dir() / file).is_file() for file in files):  # what the first labs build is no component
-        return Components()
-    parts = Components.from_dir(engine_dir())
+    folder = engine_dir()
+    if not (folder / "sampling" / "logits.py").is_file() and not any(seam.file_in(folder) for seam in SEAMS.values()):
+        return Components()  # what the first labs build is no component
+    parts = Components.from_dir(folder)
     # A file may hold other parts beside the student's: copies of minivllm's, which would only stand in its faster ones' way.
     passed = {answer.row.seam for answers in _by_file().values() for answer in answers}
     return Components({seam: part for seam, part in parts.items() if seam in passed and chosen.get(seam) != "reference"})
@@ -61,6 +61,9 @@ def use(seam: str = "", exercise: str | None = None) -> None:
         build()
     whose = {None: "yours, the latest that passed", "reference": "minivllm's"}.get(exercise, f"your answer to {exercise}")
     print(f"{seam}: {whose}.")
+    named = table().get(exercise or "")
+    if named is not None and named.file == SEAMS[seam].triton_file and not triton_runs_here():
+        print("It is a Triton kernel: it is taken on a GPU, or with TRITON_INTERPRET=1. Here your answer of before stays.")
 
 
 def save_answer(row: Row, source: str) -> None:
@@ -93,23 +96,35 @@ def build() -> None:
 
 
 def _by_file() -> dict[str, list[Answer]]:
-    """The passed answers of each engine file, the one that counts last: the latest lab's, or the one `use` names."""
+    """The passed answers of each engine file, the one that counts last: the latest lab's, or the one `use` names. A file of
+    kernels is left out where `use` names an answer of the seam's other file."""
     chosen, found = read_progress()["use"], dict[str, list[Answer]]()
     for row in table().values():
         path = answers_dir() / f"{row.id}.py"
         if row.file and path.is_file() and (REFERENCE / row.file).is_file():
-            found.setdefault(row.file, []).append(Answer(row, path.read_text(encoding="utf-8")))
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if parsed(text) is None:
+                print(f"Your kept answer to {row.id}, {path}, is damaged: minivllm's part is used. Run your cell again.")
+                continue
+            found.setdefault(row.file, []).append(Answer(row, text))
+    for seam in SEAMS.values():
+        named = table().get(chosen.get(seam.name, ""))
+        if seam.triton_file and named is not None and named.file != seam.triton_file:
+            found.pop(seam.triton_file, None)
     for answers in found.values():
         answers.sort(key=lambda a: chosen.get(a.row.seam or "") == a.row.id)
     return found
 
 
 def in_use() -> dict[str, list[str]]:
-    """The exercises whose answers are in my_engine/, by the seam they build."""
+    """The exercises whose answers are in my_engine/, by the seam they build; of a seam with two files, those of the one that is
+    taken here."""
     found: dict[str, list[str]] = {}
-    for answers in _by_file().values():
+    for file, answers in _by_file().items():
         for answer in in_force(answers):
-            found.setdefault(answer.row.seam or "", []).append(answer.row.id)
+            seam = SEAMS.get(answer.row.seam or "")
+            if seam is None or not seam.triton_file or seam.file_in(engine_dir()) == engine_dir() / file:
+                found.setdefault(answer.row.seam or "", []).append(answer.row.id)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from checks.authoring.source import Missing, answer_source
 from checks.exercises import Row, check_of, has_checks, table
-from checks.sandbox.cell import name_of
+from checks.sandbox.cell import name_of, remember_text
 from checks.student.engine import forget_answer
 from checks.student.failure import CheckFailed, row_of
 from checks.student.home import answers_dir, changing_progress
@@ -92,7 +92,7 @@ def need(*exercises: str) -> None:
                 ) from None
             print(f"Exercise {row.id} is not passed yet: using the reference {told}.")
         elif not all(name in namespace for name in names):
-            exec(compile(saved.read_text(encoding="utf-8"), f"<your answer to {row.id}>", "exec"), namespace)
+            _execute(saved.read_text(encoding="utf-8"), f"<your answer to {row.id}>", namespace)
             print(f"Exercise {row.id} has passed, and its cell has not run since the kernel started: using your saved {told}.")
 
 
@@ -116,7 +116,12 @@ def bind_reference(row: Row, namespace: dict[str, Any]) -> None:
     else:
         module = {"__name__": f"reference_{row.id}"}
         try:
-            exec(compile(answer_source(row), f"<reference {row.id}>", "exec", dont_inherit=True), module)
+            _execute(answer_source(row), f"<reference {row.id}>", module)
         except Missing as error:
             raise CheckFailed(str(error)) from None
     namespace.update({name: module[name] for name in names})
+
+
+def _execute(text: str, filename: str, namespace: dict[str, Any]) -> None:
+    remember_text(filename, text)
+    exec(compile(text, filename, "exec", dont_inherit=True), namespace)

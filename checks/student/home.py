@@ -16,6 +16,7 @@ import copy
 import json
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,11 +50,12 @@ def results_dir() -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All of the file or nothing of it, whenever the process dies."""
+    """All of the file or nothing of it, whenever the process dies. Half a character, which JSON can spell and UTF-8 cannot, is
+    written as it is spelled: \\ud800."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private; these are ordinary ones
         os.replace(temporary, path)
@@ -61,6 +63,14 @@ def write_atomically(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def new_backup(stem: str, suffix: str) -> Path:
+    """A path for a backup, named by the time, that is not there yet: two in a second, or a clock that was set back, must not
+    overwrite one."""
+    folder, stamp = home() / ".progress" / "backups", time.strftime("%Y%m%d-%H%M%S")
+    names = (f"{stem}-{stamp}{more}{suffix}" for more in ("", *(f"-{i}" for i in range(2, 1000))))
+    return next(folder / name for name in names if not (folder / name).exists())
 
 
 def _umask() -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.exercises import Row, table
+from checks.sandbox.cell import parsed
 
 MAX_BYTES = 50 << 20  # a lab with all its outputs is under one MiB
 _CHECKED = re.compile(r"""^check\(["'](?P<id>\d+\.\d+)["']""", re.MULTILINE)
@@ -78,8 +79,9 @@ def parse_notebook(path: Path, text: str) -> Notebook:
         raise Unreadable(
             f"it is of notebook format {raw['nbformat']}; save it as format 4 with `jupyter nbconvert --to notebook`"
         )
-    metadata = raw.get("metadata") if isinstance(raw.get("metadata"), dict) else {}
-    ours = metadata.get("minivllm") if metadata else None
+    if not isinstance(raw.get("metadata"), dict):
+        raw["metadata"] = {}
+    ours = raw["metadata"].get("minivllm")
     lab = str(ours["lab"]) if isinstance(ours, dict) and "lab" in ours else None
     return Notebook(path, lab, [_cell(cell) for cell in raw["cells"] if isinstance(cell, dict)], raw)
 
@@ -99,8 +101,9 @@ def _exercise_of(cell: Cell) -> str | None:
     for exercise in table():
         if cell.id == f"exercise-{exercise.replace('.', '-')}":
             return exercise
-    if cell.own.get("exercise") in table():
-        return str(cell.own["exercise"])
+    named = cell.own.get("exercise")
+    if isinstance(named, str) and named in table():
+        return named
     said = (_CHECKED.search(cell.text) or _STUB.search(cell.text)) if cell.kind == "code" else None
     return said["id"] if said and said["id"] in table() else None
 
@@ -114,11 +117,8 @@ def replies_in(notebook: Notebook) -> Iterator[tuple[str, str, Any]]:
     """(verb, question, answer) of the notebook's calls quiz("4.q1", "c") and predict(...), where the answer is a value as it
     stands there. A formula is code, and is left to the notebook."""
     for cell in notebook.cells:
-        try:
-            tree = ast.parse(cell.text if cell.kind == "code" else "")
-        except (SyntaxError, ValueError):
-            continue
-        for node in tree.body:
+        tree = parsed(cell.text) if cell.kind == "code" else None
+        for node in tree.body if tree is not None else ():
             call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
             if call is None or not isinstance(call.func, ast.Name) or call.func.id not in ("quiz", "predict"):
                 continue

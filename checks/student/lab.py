@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from checks.sandbox.sandbox import warm_up
 from checks.student.engine import components, in_use
 from checks.student.home import read_progress
+from checks.student.memory import let_go_when_memory_is_full
 from minivllm.components import SEAMS
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def start(lab: str, model: str | None = None) -> Lab:
     from minivllm.worker.device import choose_device, choose_dtype, limit_threads
 
     warm_up()
+    let_go_when_memory_is_full()
     number = lab.zfill(2)
     limit_threads()
     device = choose_device("auto")

@@ -12,20 +12,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from checks.student.engine import build
 from checks.student.failure import CheckFailed
-from checks.student.home import ROOT, answers_dir, home, locked, results_dir, write_atomically
+from checks.student.home import ROOT, answers_dir, home, locked, new_backup, results_dir, write_atomically
 
 NAME = "minivllm-work.zip"
 LABS = ROOT / "labs"
+MAX_UNPACKED_BYTES = 500 << 20
 _MANIFEST, _VERSION = "minivllm.json", 1
 _ALLOWED = re.compile(
-    r"notebooks/[^/\\:]+\.ipynb|progress/progress\.json|progress/answers/\d+\.\d+\.py|results/\d\d\.json"
+    r"notebooks/[^/\\:\x00-\x1f]+\.ipynb|progress/progress\.json|progress/answers/\d+\.\d+\.py|results/\d\d\.json"
 )  # nothing that could land elsewhere
 
 
@@ -72,7 +72,7 @@ def unpack(source: Path, into: Path | None = None) -> tuple[list[str], Path | No
         replaced = [name for name, path in places.items() if path.is_file() and path.read_bytes() != contents[name]]
         kept = None
         if replaced:
-            kept = home() / ".progress" / "backups" / time.strftime("before-unpack-%Y%m%d-%H%M%S.zip")
+            kept = new_backup("before-unpack", ".zip")
             pack(kept, [path for name, path in places.items() if name.startswith("notebooks/") and path.is_file()])
         for name, path in places.items():
             write_atomically(path, contents[name].decode("utf-8"))
@@ -81,9 +81,13 @@ def unpack(source: Path, into: Path | None = None) -> tuple[list[str], Path | No
 
 
 def _read(source: Path) -> dict[str, bytes]:
-    """All files of a packed work, read before anything is written. Raises CheckFailed for what is no such file."""
+    """All files of a packed work, read before anything is written. Raises CheckFailed for what is no such file, or would be too
+    large once it is unpacked (a file of zeros packs to a thousandth)."""
     try:
         with zipfile.ZipFile(source) as archive:
+            if (size := sum(entry.file_size for entry in archive.infolist())) > MAX_UNPACKED_BYTES:
+                limit = MAX_UNPACKED_BYTES / 1e6
+                raise CheckFailed(f"{source} unpacks to {size / 1e6:,.0f} MB; the work of all labs is under {limit:,.0f} MB.")
             manifest = json.loads(archive.read(_MANIFEST))
             if manifest.get("version") != _VERSION:
                 raise CheckFailed(f"{source} was packed by another version of the labs ({manifest.get('version')}).")
@@ -94,7 +98,9 @@ def _read(source: Path) -> dict[str, bytes]:
             contents = {name: archive.read(name) for name in names}
             for data in contents.values():
                 data.decode("utf-8")
-    except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+    except CheckFailed:
+        raise
+    except Exception as error:  # whatever the archive's parsers raise: cut short, encrypted, packed in another way
         raise CheckFailed(f"{source} is not a file that `python -m checks pack` wrote ({error}).") from None
     return contents
 

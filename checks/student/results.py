@@ -58,12 +58,27 @@ def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
     found = []
     for path in paths:
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(result["tokens_per_second"], (int, float)) and isinstance(result["what"], str):
-                found.append({"requests": 1, "alone": None, "quantity": None, **result})
-        except (OSError, ValueError, KeyError, TypeError):
+            result = {"requests": 1, "alone": None, "quantity": None, **json.loads(path.read_text(encoding="utf-8"))}
+        except (OSError, ValueError, TypeError, RecursionError):
             continue
+        if _can_be_drawn(result):
+            found.append(result)
     return found
+
+
+def _can_be_drawn(result: dict[str, Any]) -> bool:
+    """A file may have been carried here from anywhere, and the axis is logarithmic: a speed is a number above 0."""
+
+    def is_speed(value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e12
+
+    texts = (result.get("what"), result.get("lab"), result["quantity"] or "")
+    return (
+        all(isinstance(text, str) for text in texts)
+        and is_speed(result.get("tokens_per_second"))
+        and is_speed(result["requests"])
+        and (result["alone"] is None or is_speed(result["alone"]))
+    )
 
 
 def journey() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import json
 import subprocess
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import Any
 
 from checks.exercises import table
 from checks.exercises.evaluate import before_running
+from checks.sandbox.cell import parsed
 from checks.student.failure import CheckFailed
-from checks.student.home import ROOT, home, locked, write_atomically
+from checks.student.home import ROOT, locked, new_backup, write_atomically
 from checks.student.ipynb import Cell, Notebook, Unreadable, parse_notebook, read_notebook
 from checks.student.quiz import OPEN
 
@@ -115,11 +115,12 @@ def _asked(cell: Cell) -> list[str]:
 
 def _calls(cell: Cell) -> list[ast.Call]:
     """Its calls quiz(...) and predict(...) at the top level."""
-    try:
-        body = ast.parse(cell.text if cell.kind == "code" else "").body
-    except (SyntaxError, ValueError):
-        return []
-    calls = [node.value for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    tree = parsed(cell.text) if cell.kind == "code" else None
+    calls = [
+        node.value
+        for node in (tree.body if tree is not None else [])
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ]
     return [c for c in calls if isinstance(c.func, ast.Name) and c.func.id in ("quiz", "predict") and c.args]
 
 
@@ -210,10 +211,7 @@ def update(paths: Iterable[Path], official: dict[str, Notebook]) -> bool:
 
 def _back_up(path: Path) -> Path:
     """A copy of the notebook as it is, complete before anything is changed."""
-    folder = home() / ".progress" / "backups"
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    names = (f"{path.stem}-{stamp}{more}.ipynb" for more in ("", *(f"-{i}" for i in range(2, 1000))))
-    backup = next(folder / name for name in names if not (folder / name).exists())
+    backup = new_backup(path.stem, ".ipynb")
     write_atomically(backup, path.read_text(encoding="utf-8-sig"))
     return backup
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.exercises import Row
-from checks.sandbox.cell import body_without_docstring, find_function, name_of
+from checks.sandbox.cell import Function, body_without_docstring, find_function, name_of
 
 _FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -68,7 +68,7 @@ def _line(statement: ast.AST) -> str:
     return ast.unparse(statement).splitlines()[0]
 
 
-def _twin(function: ast.FunctionDef, node: ast.AST) -> tuple[list[ast.stmt], int]:
+def _twin(function: Function, node: ast.AST) -> tuple[list[ast.stmt], int]:
     """Where the copy of a statement stands: the list it is in, and its place there."""
 
     def find(body: list[ast.stmt]) -> tuple[list[ast.stmt], int] | None:

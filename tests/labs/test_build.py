@@ -233,3 +233,8 @@ def test_stubs_and_answers_keep_the_lines_around_them() -> None:
     cell = "a = 1\ndef f(x):\n    # BEGIN SOLUTION\n    return x\n    # END SOLUTION\nb = 2"
     assert with_answers(cell) == "a = 1\ndef f(x):\n    return x\nb = 2"
     assert with_stubs(cell, "9.1") == 'a = 1\ndef f(x):\n    raise NotImplementedError("Exercise 9.1: f")\nb = 2'
+
+
+def test_an_async_function_has_a_stub_of_its_own_name() -> None:
+    cell = "def f():\n    pass\n\n\nasync def g(x):\n    # BEGIN SOLUTION\n    return x\n    # END SOLUTION"
+    assert with_stubs(cell, "9.1").endswith('async def g(x):\n    raise NotImplementedError("Exercise 9.1: g")')

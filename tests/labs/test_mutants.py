@@ -20,6 +20,7 @@ EXERCISES = [i for i, row in table().items() if has_checks(row.lab)]
 LIMITS = Limits(cpu_seconds=3, wall_seconds=20)  # a mutant may loop for ever
 SAMPLE = 6
 OFF_ROWS = "rows that are off keep all their logits, whatever was computed for them"
+MASKED = "what the block of a masked position would be is not used"
 SAME = {
     "0.2: return max(flops / device.flops, bytes / device.bandwidth) + launches * device.launch_overhead"
     "  =>  return max(bytes / device.bandwidth, flops / device.flops) + launches * device.launch_overhead": "max is symmetric",
@@ -45,11 +46,52 @@ SAME = {
     "  =>  (dropped)": "hashlib says so itself",
     "7.4: for key, block in zip(child.keys, child.blocks, strict=True):"
     "  =>  for key, block in zip(child.keys, child.blocks, strict=False):": "a node has as many keys as blocks",
+    "8.1: blocks = tl.load(block_table + positions // BLOCK_SIZE, mask=inside, other=0)"
+    "  =>  blocks = tl.load(block_table + positions // BLOCK_SIZE, mask=inside, other=1)": MASKED,
+    "8.1: blocks = tl.load(block_table + positions // BLOCK_SIZE, mask=inside, other=0)"
+    "  =>  blocks = tl.load(block_table + positions // BLOCK_SIZE, mask=inside, other=-1)": MASKED,
+    "8.2: new_best = torch.maximum(best, score_K.max())  =>  new_best = torch.maximum(score_K.max(), best)": "max is symmetric",
+    "8.3: block_ids = tl.load(block_table + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)"
+    "  =>  block_ids = tl.load(block_table + positions // BLOCK_SIZE, mask=inside, other=1).to(tl.int64)": MASKED,
+    "8.3: block_ids = tl.load(block_table + positions // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)"
+    "  =>  block_ids = tl.load(block_table + positions // BLOCK_SIZE, mask=inside, other=-1).to(tl.int64)": MASKED,
+    "8.3: new_best_R = tl.maximum(best_R, tl.max(scores_RK, 1))"
+    "  =>  new_best_R = tl.maximum(tl.max(scores_RK, 1), best_R)": "max is symmetric",
+    "8.4: best = tl.max(best_P, 0)  =>  best = tl.max(best_P, -1)": "the last axis is the only one",
+    "8.4: total = tl.sum(tl.load(totals + row * num_parts + parts, mask=inside, other=0.0) * shrink_P, 0)"
+    "  =>  total = tl.sum(tl.load(totals + row * num_parts + parts, mask=inside, other=0.0) * shrink_P, -1)": (
+        "the last axis is the only one"
+    ),
     "5.2: return None  =>  (dropped)": "a function that ends returns None",
     "6.1: n = min(n, self.max_model_len - 1 - num_computed)  =>  n = min(self.max_model_len - 1 - num_computed, n)": (
         "min is symmetric"
     ),
     "6.1: return min(n, budget)  =>  return min(budget, n)": "min is symmetric",
+    "9.2: padding = (0, 0, 0, 1, 0)  =>  padding = (1, 0, 0, 1, 0)": "a padding row may be any token",
+    "9.2: padding = (0, 0, 0, 1, 0)  =>  padding = (0, 1, 0, 1, 0)": "and stand at any position",
+    "9.2: rows = [padded(array, bucket, value) for array, value in zip(arrays, padding, strict=True)]"
+    "  =>  rows = [padded(array, bucket, value) for array, value in zip(arrays, padding, strict=False)]": "five of each",
+    "9.2: for target, source in zip(targets, to_device(rows, self.device), strict=True):"
+    "  =>  for target, source in zip(targets, to_device(rows, self.device), strict=False):": "likewise",
+    "10.2: ends = (token_ids[:n - 1] == token_ids[n - 1]).nonzero()[0] + 1 if n else np.zeros(0, dtype=np.int64)"
+    "  =>  ends = (token_ids[:n - 1] == token_ids[n - 1]).nonzero()[-1] + 1 if n else np.zeros(0, dtype=np.int64)": (
+        "of one dimension there is one array of places"
+    ),
+    "10.2: found, length = (-1, 1)  =>  found, length = (-1, 0)": "the newest token is compared twice",
+    "10.2: found, length = (-1, 1)  =>  found, length = (-2, 1)": "any negative number stands for no place",
+    "10.2: if found < 0:  =>  if found <= 0:": "no place is at 0: a token stands before it",
+    "10.2: if found < 0:  =>  if found < 1:": "likewise",
+    "10.3: num_accepted = int(is_right.cumprod(dim=0).sum())  =>  num_accepted = int(is_right.cumprod(dim=-1).sum())": (
+        "there is one dimension"
+    ),
+    "10.4: p_d = target_probs[:, :k].gather(-1, draft_ids[..., None])[..., 0]"
+    "  =>  p_d = target_probs[:, :k].gather(-1, draft_ids[..., None])[..., -1]": "the last dimension has one entry",
+    "10.4: q_d = draft_probs.gather(-1, draft_ids[..., None])[..., 0]"
+    "  =>  q_d = draft_probs.gather(-1, draft_ids[..., None])[..., -1]": "likewise",
+    "10.4: q = torch.cat([draft_probs, torch.zeros_like(target_probs[:, :1])], dim=1)"
+    "  =>  q = torch.cat([draft_probs, torch.zeros_like(target_probs[:, :2])], dim=1)": "a row more than is ever looked at",
+    "10.4: answer = answer.masked_fill(place > num_accepted[:, None], INVALID)"
+    "  =>  answer = answer.masked_fill(place >= num_accepted[:, None], INVALID)": "the token drawn goes there in the next line",
 }
 
 # They differ where the mass before a token is p to the last bit. The check has such a case where this machine's softmax makes one.

@@ -195,6 +195,27 @@ def test_unknown_exercises_are_told_which_there_are(run_cells: Run) -> None:
     assert "There is no exercise '2.9' here. There are: 2.1, 2.2, 2.3." in shown and "Traceback" not in shown
 
 
+def test_case_13_a_cell_that_ran_out_of_memory_leaves_it_to_the_next_and_says_what_to_lower(run_cells: Run) -> None:
+    """The error is kept for its traceback, and with it every variable of its functions: unless they are let go."""
+    lines = (
+        "def inner():",
+        "    big = torch.zeros(9); tensors.append(weakref.ref(big))",
+        "    raise torch.OutOfMemoryError('CUDA out of memory.')",
+        "def outer():",
+        "    held = torch.zeros(9); tensors.append(weakref.ref(held))",
+        "    try: inner()",
+        "    except torch.OutOfMemoryError as error: raise MemoryError('on top of it') from error",
+        "outer()",
+    )
+    _, full, after = run_cells(
+        "import checks.student.memory, torch, weakref\nchecks.student.memory.let_go_when_memory_is_full(); tensors = []",
+        "\n".join(lines),
+        "print([ref() for ref in tensors])",
+    )
+    assert "on top of it" in full and "gpu_memory_utilization" in full
+    assert after == "[None, None]\n"
+
+
 def test_two_notebooks_at_once_keep_each_others_progress(student: Path) -> None:
     code = (
         "import sys\nfrom checks.student.home import changing_progress\n"

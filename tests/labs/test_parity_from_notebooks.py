@@ -51,8 +51,10 @@ PARITY = {
     "tests/models/test_decoder.py": "full_forward_equals or lab_s_layer",
     "tests/models/test_rope.py": "",
     "tests/attention/test_contiguous.py": "",
+    "tests/serving/test_async_llm.py": "own_stream or slow_reader or leaves_aborts or dropped_aborts or error_comes_after",
     # The tree's manager is minivllm's, and stands on the table code that was removed; parts of my_engine cannot be pickled.
     "tests/core/test_cases.py": "not radix and not pickled",
+    "tests/spec_decode/test_same_tokens.py": "(greedy_in_every_shape or 200_prompts or inside_the_draft_window) and not radix",
 }
 
 

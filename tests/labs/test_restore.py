@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from checks.__main__ import main
 from checks.authoring.source import answer_source
 from checks.exercises import find
+from checks.student import pack
 from checks.student.engine import components, save_answer
 from checks.student.home import changing_progress, read_progress
 from checks.student.ipynb import Unreadable, read_notebook
@@ -190,6 +192,21 @@ def test_pack_and_unpack_carry_everything(
     assert (tmp_path / "labs" / notebook.name).read_bytes() == notebook.read_bytes()
     assert (tmp_path / "elsewhere" / "results" / "02.json").is_file()
     assert status() == "passed" and list(components()) == ["slot_mapping"]
+
+
+def test_two_replacements_in_one_second_keep_both_former_works(
+    student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the clock was set back."""
+    monkeypatch.setattr("time.strftime", lambda form: "20261130-120000")
+    kept = []
+    for text in ("one", "two", "three"):
+        (tmp_path / "a.ipynb").write_text(text)
+        pack.pack(tmp_path / "work.zip", [tmp_path / "a.ipynb"])
+        kept.append(pack.unpack(tmp_path / "work.zip", tmp_path / "labs")[1])
+    assert kept[0] is None
+    texts = [zipfile.ZipFile(path).read("notebooks/a.ipynb").decode() for path in kept[1:] if path is not None]
+    assert texts == ["one", "two"]
 
 
 def test_unpack_keeps_what_it_replaces(student: Path, tmp_path: Path, lab: Callable[..., Path]) -> None:

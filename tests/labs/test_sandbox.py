@@ -229,6 +229,15 @@ def test_tensors_come_back_bit_for_bit(dtype: str) -> None:
     assert back.dtype == tensor.dtype and torch.equal(back, tensor)
 
 
+def test_what_parses_and_does_not_compile_is_told_with_its_line() -> None:
+    category, message = told(GOOD, before="import torch\n\nreturn 5")
+    assert category == "exception" and "'return' outside function" in message
+
+
+def test_a_cell_may_await_at_its_top_level_as_in_a_notebook() -> None:
+    assert check_body(GOOD, before="import asyncio\n\nimport torch\n\nnothing = await asyncio.sleep(0)").passed
+
+
 def test_objects_arrive_as_their_type_name() -> None:
     assert unpack(pack([object(), lambda: 0])) == [Opaque("object"), Opaque("function")]
 

@@ -1,0 +1,333 @@
+"""Lab 08, beside the student's code: runs in the child, and knows no answer. lab_08.py judges what comes back.
+
+Without a GPU kernels run in Triton's interpreter, with one they are compiled and run for real. All memory a kernel is given
+lies in the middle of more, so that a wrong address finds NaN, and not the end of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Container, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from checks.exercises import Case
+from checks.sandbox.cell import remember_text
+
+ROWS, TILE = 16, 16  # the smallest that tl.dot takes on a GPU
+LOG2_E = 1.4426950408889634
+NO_WINDOW = 1 << 30
+GUARD = 4096  # numbers on both sides of a tensor
+
+
+def prepare(exercise: str) -> None:
+    """Before the cell is loaded: Triton decides once, when it is imported, whether it interprets."""
+    if exercise != "8.2" and not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
+def why_not_here(exercise: str) -> str | None:
+    """Why a kernel cannot run in the notebook's own process, which does not interpret."""
+    if exercise == "8.2" or interpreting() or torch.cuda.is_available():
+        return None
+    return (
+        "cannot be run in this kernel: without a GPU Triton interprets, which it decides when it is imported. Take here=True"
+        " away, and put print(x) into your function: the check shows what it prints."
+    )
+
+
+def interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Buffer:
+    """A tensor with NaN (or, of block numbers, ones) around it."""
+
+    def __init__(self, name: str, content: torch.Tensor) -> None:
+        device = "cpu" if interpreting() else "cuda"
+        around = 1 if content.dtype == torch.int32 else float("nan")
+        self.whole = torch.full((content.numel() + 2 * GUARD,), around, dtype=content.dtype, device=device)
+        self.name, self.tensor = name, self.whole[GUARD:-GUARD].view(content.shape)
+        self.tensor.copy_(content)
+
+    def holds(self, address: int) -> bool:
+        return 0 <= address - self.whole.data_ptr() < self.whole.numel() * self.whole.element_size()
+
+    def offset(self, address: int) -> int:
+        return (address - self.tensor.data_ptr()) // self.tensor.element_size()
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Any]]:
+    """The loads and stores of interpreted kernels; of compiled ones nothing is known."""
+    if not interpreting():
+        yield []
+        return
+    from minivllm.attention.triton_trace import recording
+
+    with recording() as accesses:
+        yield accesses
+
+
+Allowed = Mapping[str, Container[int]]  # "read x", "write out": the offsets
+
+
+def stray(accesses: list[Any], buffers: list[Buffer], allowed_of: Callable[[int], Allowed]) -> list[Any] | None:
+    """The first access to a number that the program has no business with: [program, whether it writes, name, offset]."""
+    for access in accesses:
+        allowed = allowed_of(access.program[0])
+        for address in map(int, access.addresses):
+            buffer = next((b for b in buffers if b.holds(address)), None)
+            if buffer is None:
+                return [access.program[0], access.is_store, None, 0]
+            key = f"{'write' if access.is_store else 'read'} {buffer.name}"
+            if buffer.offset(address) not in allowed.get(key, ()):
+                return [access.program[0], access.is_store, buffer.name, buffer.offset(address)]
+    return None
+
+
+def no_kernel(module: ModuleType, *names: str) -> dict[str, Any] | None:
+    """An answer that says so if one of these functions has no @triton.jit."""
+    missing = [name for name in names if not hasattr(getattr(module, name), "fn")]
+    return {"plain": missing[0]} if missing else None
+
+
+# ------------------------------------------------------------------------------------------------------- 8.1 first kernels
+
+
+def run_first(module: ModuleType, case: Case) -> dict[str, Any]:
+    return run_add(module, case) if case["kernel"] == "add" else run_gather(module, case)
+
+
+def run_add(module: ModuleType, case: Case) -> dict[str, Any]:
+    if plain := no_kernel(module, "add_kernel"):
+        return plain
+    n, block = case["n"], case["BLOCK"]
+    x, y = Buffer("x", torch.arange(n) + 1.0), Buffer("y", 100.0 * (torch.arange(n) + 1))
+    out = Buffer("out", torch.full((n,), -1.0))
+    numbers = set(range(n))
+    with recorded() as accesses:
+        module.add_kernel[(-(-n // block),)](out.tensor, x.tensor, y.tensor, n, BLOCK=block)
+    allowed = {"read x": numbers, "read y": numbers, "write out": numbers}
+    around = torch.cat([out.whole[:GUARD], out.whole[-GUARD:]])
+    return {
+        "out": out.tensor.cpu(),
+        "around": bool(around.isnan().all()),
+        "changed": [b.name for b, first in ((x, 1.0), (y, 100.0)) if float(b.tensor[0]) != first],
+        "stray": stray(accesses, [x, y, out], lambda program: allowed),
+    }
+
+
+def gather_cache(case: Case) -> torch.Tensor:
+    """[num_blocks, BLOCK_SIZE, WIDTH]: slot 7 holds 7.00, 7.01, ... if a token is there, else 1007.00, 1007.01, ..."""
+    slots = torch.arange(case["num_blocks"] * case["BLOCK_SIZE"], dtype=torch.float32)
+    cache = (slots[:, None] + torch.arange(case["WIDTH"]) / 100).view(case["num_blocks"], case["BLOCK_SIZE"], case["WIDTH"])
+    there = torch.zeros(len(slots), dtype=torch.bool)
+    there[slots_of(case)] = True
+    cache[~there.view(case["num_blocks"], -1)] += 1000
+    return cache
+
+
+def slots_of(case: Case) -> list[int]:
+    size = case["BLOCK_SIZE"]
+    return [case["block_table"][p // size] * size + p % size for p in range(case["seq_len"])]
+
+
+def run_gather(module: ModuleType, case: Case) -> dict[str, Any]:
+    if plain := no_kernel(module, "gather_kernel"):
+        return plain
+    seq_len, size, width, tile = case["seq_len"], case["BLOCK_SIZE"], case["WIDTH"], case["TILE"]
+    table = Buffer("block_table", torch.tensor(case["block_table"], dtype=torch.int32))
+    cache, out = Buffer("cache", gather_cache(case)), Buffer("out", torch.full((seq_len, width), -1.0))
+    with recorded() as accesses:
+        module.gather_kernel[(-(-seq_len // tile),)](
+            out.tensor, cache.tensor, table.tensor, seq_len, BLOCK_SIZE=size, WIDTH=width, TILE=tile
+        )
+    allowed = {
+        "read block_table": set(range(-(-seq_len // size))),
+        "read cache": {slot * width + column for slot in slots_of(case) for column in range(width)},
+        "write out": set(range(seq_len * width)),
+    }
+    around = torch.cat([out.whole[:GUARD], out.whole[-GUARD:]])
+    return {
+        "out": out.tensor.cpu(),
+        "around": bool(around.isnan().all()),
+        "changed": [],
+        "stray": stray(accesses, [table, cache, out], lambda program: allowed),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------- 8.2 online_softmax
+
+
+def softmax_tiles(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Scores, a tensor [K] a tile, as the case has them; and values [K, D] for each."""
+    noise = torch.Generator().manual_seed(case["seed"])
+    scores = [torch.tensor(tile, dtype=torch.float32) for tile in case["scores"]]
+    if case["whole_values"]:
+        count = iter(range(1, 100))
+        values = [torch.tensor([[float(next(count))] for _ in tile]) for tile in scores]
+    else:
+        values = [torch.randn(len(tile), case["D"], generator=noise) for tile in scores]
+    return scores, values
+
+
+def run_softmax(module: ModuleType, case: Case) -> dict[str, Any]:
+    """The tiles come one after another and are gone: each is made when it is asked for, and not kept here."""
+    scores, values = softmax_tiles(case)
+    alive: list[Any] = []
+    most = [0]
+
+    def one_by_one(tiles: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+        for tile in tiles:
+            given = tile.clone()
+            alive.append(weakref.ref(given))
+            most[0] = max(most[0], sum(ref() is not None for ref in alive))
+            yield given
+            del given
+
+    first, second = one_by_one(scores), one_by_one(values)
+    try:
+        returned = module.online_softmax(first, second)
+    except Exception:
+        if len(alive) != len(scores):  # not because all scores, and no values, have been taken
+            raise
+        returned = None
+    return {"returned": returned, "most_alive": most[0], "values_left": len(alive) < 2 * len(scores)}
+
+
+# ------------------------------------------------------------------------------------------------------------- 8.3 attend
+
+PROBE = """
+@triton.jit
+def probe_kernel(
+    sums, bests, totals, q, positions, keys, values, block_table, first, stop, window, scale_log2,
+    BLOCK_SIZE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr,
+):
+    rows, dims = tl.arange(0, ROWS), tl.arange(0, D)
+    q_RD = tl.load(q + rows[:, None] * D + dims[None, :])
+    sum_RD, best_R, total_R = attend(
+        q_RD, tl.load(positions + rows), keys, values, block_table, first, stop, window, scale_log2,
+        BLOCK_SIZE, TOKEN_STRIDE, HEAD_DIM, TILE,
+    )
+    tl.store(sums + rows[:, None] * D + dims[None, :], sum_RD)
+    tl.store(bests + rows, best_R)
+    tl.store(totals + rows, total_R)
+"""
+
+
+def attend_inputs(case: Case) -> dict[str, torch.Tensor]:
+    """q [ROWS, D], of which the case's rows and HEAD_DIM numbers mean anything and the rest is 0; the cache, in which all but
+    the sequence's own slots is NaN (or numbers, where the case says so); the table; the rows' positions [ROWS]."""
+    noise = torch.Generator().manual_seed(case["seed"])
+    rows, head_dim, size, D = len(case["row_positions"]), case["HEAD_DIM"], case["BLOCK_SIZE"], case["D"]
+    cache = torch.full((2, case["num_blocks"], size, case["kv_heads"], head_dim), float("nan"))
+    if case["stale"] == "numbers":
+        cache = 3 * torch.randn(cache.shape, generator=noise)
+    for position in range(case["seq_len"]):
+        slot = case["block_table"][position // size], position % size
+        cache[:, slot[0], slot[1]] = torch.randn(2, case["kv_heads"], head_dim, generator=noise)
+    q = torch.zeros(ROWS, D)
+    q[:rows, :head_dim] = case["q_size"] * torch.randn(rows, head_dim, generator=noise)
+    positions = case["row_positions"] + [case["row_positions"][-1]] * (ROWS - rows)
+    dtype = getattr(torch, case["dtype"])
+    return {
+        "q": q.to(dtype),
+        "cache": cache.to(dtype),
+        "block_table": torch.tensor(case["block_table"], dtype=torch.int32),
+        "positions": torch.tensor(positions, dtype=torch.int32),
+    }
+
+
+def run_attend(module: ModuleType, case: Case) -> dict[str, Any]:
+    if plain := no_kernel(module, "attend"):
+        return plain
+    from minivllm.attention.triton_utils import tl, triton
+
+    namespace = {**vars(module), "triton": triton, "tl": tl}
+    remember_text("<the check's kernel>", PROBE)
+    exec(compile(PROBE, "<the check's kernel>", "exec", dont_inherit=True), namespace)
+    inputs = attend_inputs(case)
+    q, cache = Buffer("q", inputs["q"]), Buffer("cache", inputs["cache"])
+    table, positions = Buffer("block_table", inputs["block_table"]), Buffer("positions", inputs["positions"])
+    out = [Buffer(name, torch.full(shape, -7.0)) for name, shape in (("s", (ROWS, case["D"])), ("b", (ROWS,)), ("t", (ROWS,)))]
+    head_dim, start = case["HEAD_DIM"], case["kv_head"] * case["HEAD_DIM"]
+    keys, values = (cache.tensor[part].flatten()[start:] for part in (0, 1))
+    try:
+        namespace["probe_kernel"][(1,)](
+            *(buffer.tensor for buffer in out),
+            q.tensor,
+            positions.tensor,
+            keys,
+            values,
+            table.tensor,
+            case["first"],
+            case["stop"],
+            case["window"] or NO_WINDOW,
+            head_dim**-0.5 * LOG2_E,
+            BLOCK_SIZE=case["BLOCK_SIZE"],
+            TOKEN_STRIDE=case["kv_heads"] * head_dim,
+            HEAD_DIM=head_dim,
+            ROWS=ROWS,
+            D=case["D"],
+            TILE=TILE,
+        )
+    except Exception as error:
+        if "unpack" not in f"{error}{error.__cause__}":
+            raise
+        return {"unpack": str(error.__cause__ or error)[:200]}
+    return {name: buffer.tensor.cpu() for name, buffer in zip(("sums", "bests", "totals"), out, strict=True)}
+
+
+# ----------------------------------------------------------------------------------------------------- 8.4 combine_kernel
+
+
+def combine_inputs(case: Case) -> dict[str, torch.Tensor]:
+    """Random parts; where the case says "nothing" a part saw no token."""
+    noise = torch.Generator().manual_seed(case["seed"])
+    rows, parts, head_dim = len(case["bests"]), len(case["bests"][0]), case["HEAD_DIM"]
+    bests = torch.tensor(case["bests"], dtype=torch.float32)
+    totals = 1 + 3 * torch.rand(rows, parts, generator=noise)
+    sums = torch.randn(rows, parts, head_dim, generator=noise) * totals[..., None]
+    if case["whole_numbers"]:
+        totals, sums = totals.round(), sums.round()
+    nothing = bests == float("-inf")
+    totals[nothing], sums[nothing] = 0.0, 0.0
+    return {"sums": sums, "bests": bests, "totals": totals}
+
+
+def run_combine(module: ModuleType, case: Case) -> dict[str, Any]:
+    if plain := no_kernel(module, "combine_kernel"):
+        return plain
+    inputs = {name: Buffer(name, tensor) for name, tensor in combine_inputs(case).items()}
+    rows, parts, head_dim = inputs["sums"].tensor.shape
+    out = Buffer("out", torch.full((rows, head_dim), -7.0, dtype=getattr(torch, case["dtype"])))
+    with recorded() as accesses:
+        module.combine_kernel[(rows,)](
+            out.tensor,
+            *(inputs[name].tensor for name in ("sums", "bests", "totals")),
+            parts,
+            HEAD_DIM=head_dim,
+            D=case["D"],
+            P=case["P"],
+        )
+
+    def allowed(row: int) -> Allowed:
+        own, numbers = range(row * parts, (row + 1) * parts), range(row * parts * head_dim, (row + 1) * parts * head_dim)
+        written = range(row * head_dim, (row + 1) * head_dim)
+        return {"read bests": own, "read totals": own, "read sums": numbers, "write out": written}
+
+    around = torch.cat([out.whole[:GUARD], out.whole[-GUARD:]])
+    return {
+        "out": out.tensor.cpu(),
+        "around": bool(around.isnan().all()),
+        "stray": stray(accesses, [*inputs.values(), out], allowed),
+    }
+
+
+RUN = {"8.1": run_first, "8.2": run_softmax, "8.3": run_attend, "8.4": run_combine}

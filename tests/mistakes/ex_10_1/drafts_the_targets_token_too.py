@@ -1,0 +1,7 @@
+# expect: The target's own token is not drafted
+def expected_tokens(acceptance, k):
+    return sum(acceptance**i for i in range(k + 1))
+
+
+def expected_speedup(acceptance, k, cost_ratio, verify_ratio=1.0):
+    return expected_tokens(acceptance, k) / ((k + 1) * cost_ratio + verify_ratio)

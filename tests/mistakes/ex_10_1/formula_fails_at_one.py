@@ -1,0 +1,7 @@
+# expect: ZeroDivisionError
+def expected_tokens(acceptance, k):
+    return (1 - acceptance ** (k + 1)) / (1 - acceptance)
+
+
+def expected_speedup(acceptance, k, cost_ratio, verify_ratio=1.0):
+    return expected_tokens(acceptance, k) / (k * cost_ratio + verify_ratio)

@@ -1,0 +1,7 @@
+# expect: The last draft is missing
+def expected_tokens(acceptance, k):
+    return sum(acceptance**i for i in range(k))
+
+
+def expected_speedup(acceptance, k, cost_ratio, verify_ratio=1.0):
+    return expected_tokens(acceptance, k) / (k * cost_ratio + verify_ratio)

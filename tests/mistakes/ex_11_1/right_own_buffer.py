@@ -1,0 +1,36 @@
+# expect: passed
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class IncrementalDetokenizer:
+    def __init__(self, tokenizer, prompt_token_ids=(), skip_special_tokens=True):
+        self.tokenizer = tokenizer
+        self.hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self.at_start = all(token_id in self.hidden_ids for token_id in prompt_token_ids)
+        self.held = b""
+
+    def push(self, token_id):
+        if token_id in self.hidden_ids:
+            return ""
+        self.held += self.bytes_of(token_id, self.at_start)
+        self.at_start = False
+        text = ""
+        while self.held:
+            try:
+                text += self.held.decode("utf-8")
+                self.held = b""
+            except UnicodeDecodeError as error:
+                text += self.held[: error.start].decode("utf-8")
+                if error.reason == "unexpected end of data":
+                    self.held = self.held[error.start :]
+                    break
+                text += REPLACEMENT
+                self.held = self.held[error.end :]
+        return text
+
+    def bytes_of(self, token_id, is_first):
+        text = self.tokenizer.token_text(token_id, first=True) if is_first else REPLACEMENT
+        return self.tokenizer.token_bytes(token_id) if REPLACEMENT in text else text.encode()
+
+    def finish(self):
+        return self.held.decode("utf-8", errors="replace")

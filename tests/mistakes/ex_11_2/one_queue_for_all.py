@@ -1,0 +1,33 @@
+# expect: each request has a queue of its own
+from minivllm.serving.async_llm import OutputQueue, OutputStream
+
+
+class OutputRouter:
+    def __init__(self, abort):
+        self.abort = abort
+        self.queues = {}
+
+    def __len__(self):
+        return len(self.queues)
+
+    def open(self, request_id):
+        queue = next(iter(self.queues.values()), None) or OutputQueue()
+        self.queues[request_id] = queue
+        return OutputStream(request_id, queue, self.leave)
+
+    def route(self, request_id, output):
+        queue = self.queues.get(request_id)
+        if queue is None:
+            return
+        queue.put(output)
+        if output.finished:
+            del self.queues[request_id]
+
+    def leave(self, request_id):
+        if self.queues.pop(request_id, None) is not None:
+            self.abort(request_id)
+
+    def fail(self, error, request_id=None):
+        for key in list(self.queues) if request_id is None else [request_id]:
+            if (queue := self.queues.pop(key, None)) is not None:
+                queue.fail(error)

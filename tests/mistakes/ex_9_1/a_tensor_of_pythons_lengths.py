@@ -1,0 +1,13 @@
+# expect: Use buffers.seq_lens
+import torch
+
+from minivllm.attention.reference import paged_decode, write_kv
+
+
+def decode_step(model, kv_cache, buffers, host):
+    x = model.embed[buffers.input_ids] + model.position[buffers.positions]
+    q, k, v = ((x @ w).view(len(x), model.num_heads, -1) for w in (model.q, model.k, model.v))
+    write_kv(k, v, kv_cache, buffers.slot_mapping)
+    seq_lens = torch.tensor(host.seq_lens, dtype=torch.int32)
+    attended = paged_decode(q, kv_cache, buffers.block_tables, seq_lens)
+    return x + attended.flatten(1) @ model.o
