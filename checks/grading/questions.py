@@ -1,0 +1,88 @@
+"""The points of a lab's questions. A choice counts as completion: it was explained on the spot, right or wrong. A numeric
+question is marked, with the numbers drawn for its student.
+
+A formula is tried on numbers of this run's own, in a child like any student's code. A plain number can be marked where the
+student's id came along (a packed work has it); else it counts as answered, and says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any
+
+from checks.grading.isolation import jail_for
+from checks.grading.points import Grader
+from checks.grading.rebuild import Answer
+from checks.grading.records import QuizResult
+from checks.sandbox.cell import own_source
+from checks.sandbox.sandbox import Limits, Request, Unavailable, run_in_child
+from checks.student.quiz import Question, is_right
+
+_ROUNDS = 3
+_LIMITS = Limits(cpu_seconds=2, wall_seconds=10, memory_bytes=256 << 20, output_bytes=1 << 20)
+
+
+def mark(grader: Grader, asked: Question, answer: Answer | None, worth: float, student_id: str | None) -> QuizResult:
+    """`student_id` draws the student's numbers; None where it is not known."""
+
+    def result(status: str, message: str = "") -> QuizResult:
+        return QuizResult(asked.id, worth if status in ("right", "answered") else 0.0, worth, status, message)
+
+    if answer is None or answer.is_open:
+        return result("not_answered")
+    if not asked.draw:
+        is_choice = _choice(asked, answer.value) is not None
+        return result("answered") if is_choice else result("wrong", f"Not one of the choices: {', '.join(asked.choices)}.")
+    number = _number(answer.value)
+    if number is None:
+        right = _formula_is_right(grader, asked, answer)
+        return result("right" if right else "wrong", "" if right else "The formula does not give the right numbers.")
+    if student_id is None:
+        return result("answered", "Counted as answered: the numbers drawn for you did not come along with the notebook.")
+    right = is_right(asked, number, student_id)
+    return result("right" if right else "wrong", "" if right else f"{number:g} is not it, for your numbers.")
+
+
+def _choice(asked: Question, value: Any) -> str | None:
+    wanted = str(value).strip(" \t\n.:()'\"").lower()
+    return next((key for key in asked.choices if key.lower() in (wanted, wanted.replace(",", ""))), None)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        try:
+            value = float(value.replace(",", "").replace(" ", "")[:40])
+        except ValueError:
+            return None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _formula_is_right(grader: Grader, asked: Question, answer: Answer) -> bool:
+    """Whether the answer, a function of the drawn numbers, or an expression without them, is right for all of this run's."""
+    students = [f"{grader.secret}:{asked.id}:{i}" for i in range(_ROUNDS)]
+    try:
+        own = own_source(answer.cell)
+        is_function = isinstance(ast.parse(answer.expression, mode="eval").body, (ast.Lambda, ast.Name, ast.Attribute))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    formula = answer.expression if is_function else f"lambda **_: {answer.expression}"
+    request = Request(
+        source=f"{own}\nformula = {formula}\n",
+        filename=f"<question {asked.id}>",
+        functions=(),
+        runner="checks.sandbox.formula",
+        exercise="formula",
+        cases=[{"numbers": asked.numbers(student)} for student in students],
+        strict=True,
+        forbidden=grader.forbidden,
+    )
+    try:
+        outcome = run_in_child(request, _LIMITS, jail=jail_for(grader.trees))
+    except Unavailable:
+        return False
+    given = [_number(m.get("output")) for m in outcome.messages if m["kind"] == "result"]
+    return len(given) == _ROUNDS and all(
+        number is not None and is_right(asked, number, student) for number, student in zip(given, students, strict=True)
+    )
