@@ -96,6 +96,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> int:
             if options.nbval and not options.exercise:
                 _nbval(options, state, grader, tasks)
     finally:
+        close_server()  # it sees the trees that go now, and would go on seeing them where another run puts its own
         trees.remove()
     write_all(state, options.out, options.roster, options.overrides)
     say(f"Written to {options.out}: gradebook.csv, feedback/, report.html, incidents.csv and the rest.")
