@@ -87,7 +87,7 @@ SEAMS: dict[str, Seam] = {
             "core/radix_cache.py",
             "RadixCache",
             "radix",
-            "class(): match_prefix(keys), insert(keys, blocks, start, end), settle(), evict(block), reset(), len()",
+            "class(): match_prefix(keys), insert(keys, blocks, start, end), evict(block), reset(), len()",
         ),
         _seam(
             "scheduler",

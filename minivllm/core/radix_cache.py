@@ -54,7 +54,7 @@ class RadixNode:
 class RadixCache:
     """The tree. It knows blocks, not requests: whoever holds a block says so in its ref_cnt.
 
-    A replacement needs `match_prefix`, `insert`, `settle`, `evict`, `reset` and `len()`.
+    A replacement needs `match_prefix`, `insert`, `evict`, `reset` and `len()`.
     """
 
     capabilities = frozenset({"radix"})
@@ -62,7 +62,6 @@ class RadixCache:
     def __init__(self) -> None:
         self.root = RadixNode()
         self._node_of: dict[int, RadixNode] = {}  # block id -> the node that holds it
-        self._twins: dict[int, tuple[KVCacheBlock, KVCacheBlock]] = {}  # block id -> itself, and who is in its place
 
     def __len__(self) -> int:
         """Blocks that can be found."""
@@ -96,22 +95,17 @@ class RadixCache:
     def insert(
         self, keys: Sequence[Hashable], blocks: Sequence[KVCacheBlock], start: int, end: int
     ) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
-        """Add blocks[start:end] of a sequence whose blocks before `start` have been offered. Returns those that are in the tree
-        now, and those that had to go for them.
+        """Add blocks[start:end] of a sequence whose blocks before `start` are in the tree. Returns those that are in it now,
+        and those that had to go for them.
 
-        Where the tree has a block with that key already (the last block of a prompt is computed again even when cached; with
-        an EAGLE head, the last block of every hit), the new one takes its place if nobody holds the old one. If somebody does,
-        the old one stays, and what follows hangs on it: the new one is its *twin*, until `settle` puts it there.
+        Where the tree has a block with that key already (the last block of a prompt is computed again even when cached), the
+        new one takes its place if nobody holds the old one. If somebody does, the insertion ends before it. So a request's path
+        consists of blocks it holds itself, and no block in use hangs on one that could be evicted.
         """
-        added: list[KVCacheBlock] = []
         replaced: list[KVCacheBlock] = []
-        node: RadixNode | None = self.root
-        if start:
-            before = blocks[start - 1]
-            _, before = self._twins.get(before.block_id, (before, before))
-            node = self._node_of.get(before.block_id)
+        node = self._node_of.get(blocks[start - 1].block_id) if start else self.root
         if node is None:  # what it would hang on was taken back
-            return added, replaced
+            return [], []
         at = start - node.start  # the place in the node
         for i in range(start, end):
             if at < len(node.keys) and node.keys[at] != keys[i]:
@@ -120,38 +114,17 @@ class RadixCache:
                 child = node.children.get(keys[i])
                 if child is None:
                     self._append(node, keys[i:end], blocks[i:end])
-                    added += blocks[i:end]
                     break
                 node, at = child, 0
-            old = node.blocks[at]
-            if old.ref_cnt > 0:
-                self._twins[blocks[i].block_id] = blocks[i], old
-            else:
-                self._exchange(old, blocks[i])
-                replaced.append(old)
-                added.append(blocks[i])
-            at += 1
-        return added, replaced
-
-    def settle(self) -> list[tuple[KVCacheBlock, KVCacheBlock]]:
-        """After blocks were let go: a block in the tree that nobody holds any more gives its place to a twin that somebody
-        holds, so that no block in use hangs on one that could be evicted. Returns (old, new) of each."""
-        exchanged = []
-        for block_id in list(self._twins):
-            twin, old = self._twins[block_id]
-            if twin.ref_cnt > 0 and old.ref_cnt > 0:
-                continue
-            del self._twins[block_id]
+            twin = node.blocks[at]
             if twin.ref_cnt > 0:
-                self._exchange(old, twin)
-                exchanged.append((old, twin))
-                self._twins = {i: (other, twin if o is old else o) for i, (other, o) in self._twins.items()}
-        return exchanged
-
-    def _exchange(self, old: KVCacheBlock, new: KVCacheBlock) -> None:
-        node = self._node_of.pop(old.block_id)
-        node.blocks[node.blocks.index(old)] = new
-        self._node_of[new.block_id] = node
+                return list(blocks[start:i]), replaced
+            replaced.append(twin)
+            del self._node_of[twin.block_id]
+            node.blocks[at] = blocks[i]
+            self._node_of[blocks[i].block_id] = node
+            at += 1
+        return list(blocks[start:end]), replaced
 
     def _append(self, node: RadixNode, keys: Sequence[Hashable], blocks: Sequence[KVCacheBlock]) -> None:
         """Blocks at the end of a node. A leaf grows (a request that generates makes no node per block); else a child comes."""
@@ -197,14 +170,11 @@ class RadixCache:
         node.children.clear()
         for lost in gone:
             del self._node_of[lost.block_id]
-        if self._twins:
-            self._twins = {i: (twin, old) for i, (twin, old) in self._twins.items() if old.block_id in self._node_of}
         return gone
 
     def reset(self) -> None:
         self.root = RadixNode()
         self._node_of.clear()
-        self._twins.clear()
 
 
 class RadixKVCacheManager(KVCacheManager):
@@ -234,30 +204,20 @@ class RadixKVCacheManager(KVCacheManager):
         return self.radix_cache.match_prefix(extend_block_hashes(request, self.block_size, block_key)[:max_hits])
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Publish the request's full blocks among its first `num_tokens` tokens. Where another request holds a block of the
-        same content, that one is found, and those behind it are the request's own."""
+        """Publish the request's full blocks among its first `num_tokens` tokens. While another request holds a block of the
+        same content, those behind it wait: this is tried again with the next full block."""
         start, end = request.num_published_blocks, num_tokens // self.block_size
         if end <= start:
             return
         keys = extend_block_hashes(request, self.block_size, block_key)
         added, replaced = self.radix_cache.insert(keys, self.req_to_blocks[request.request_id], start, end)
-        for block in replaced:
-            self._give_up(block)
+        for block in replaced:  # worth nothing now: to the front of the free list
+            self.block_pool.touch([block])
+            self.block_pool.unpublish(block)
+            self.block_pool.free([block])
         for block in added:
             self.block_pool.publish(block, block.block_id)  # any name will do: it is the tree that finds the block
-        request.num_published_blocks = end
-
-    def free(self, request: Request) -> None:
-        super().free(request)
-        for old, new in self.radix_cache.settle():
-            self._give_up(old)
-            self.block_pool.publish(new, new.block_id)
-
-    def _give_up(self, block: KVCacheBlock) -> None:
-        """A free block that another has replaced is worth nothing now: to the front of the free list."""
-        self.block_pool.touch([block])
-        self.block_pool.unpublish(block)
-        self.block_pool.free([block])
+        request.num_published_blocks += len(added)
 
     def take_blocks(self, n: int) -> list[KVCacheBlock]:
         blocks = super().take_blocks(n)
