@@ -67,7 +67,7 @@ config = decoder.config
 #
 # It returned 5, and should return 6. ...
 #
-# 1 of 7 cases is right; this is the smallest that is not.
+# 1 of 8 cases is right; this is the smallest that is not.
 # ```
 #
 # That is all that red ever means: a call, what came back, what should have. Nothing is broken, nothing is counted against you. Ask for

@@ -203,9 +203,9 @@ show(
 #
 # **`free(blocks)`** takes one from the `ref_cnt` of each block in the list. One that nobody holds any more (0) is free again
 # and can be handed out again; one that somebody still holds is not. A block whose `ref_cnt` is 0 already, like the null
-# block's, raises a `ValueError`. (Blocks before it may have gone back by then.)
+# block's, raises a `ValueError` and keeps it. (Blocks before it may have gone back by then.)
 #
-# In which order free blocks are handed out is up to you. Keep `num_free_blocks` right, and leave the line `capabilities` as it
+# Hand out free blocks in any order. Keep `num_free_blocks` right, and leave the line `capabilities` as it
 # is: it tells the engine what this pool can do.
 
 # %% id="exercise-4-1" tags=["nbval-check-output"]

@@ -319,8 +319,8 @@ check("5.3")
 # **`preempt(request)`** takes a running request's memory and makes it wait again. Everybody has to hear of it:
 #
 # - the pool: `self.kv_cache_manager.free(request)`, first of all, for it still reads `num_computed_tokens`;
-# - the queues: out of `self.running`, and to the front of `self.waiting` with `self.waiting.prepend(request)`. (A priority
-#   queue finds the right place by itself.);
+# - the queues: out of `self.running`, and to the front of `self.waiting` with `self.waiting.prepend(request)` (a priority
+#   queue finds the right place by itself);
 # - the request: `status` is `RequestStatus.PREEMPTED`, `num_computed_tokens` 0, `spec_token_ids` `[]` (guesses for a next step,
 #   Lab 10), and `num_preemptions` one more. **Its tokens stay**: the user may have read them;
 # - the worker: its `request_id` joins the list `self.preempted_req_ids`.
@@ -344,7 +344,7 @@ class Scheduler(minivllm.core.scheduler.Scheduler):
 check("5.4")
 
 # %% [markdown] id="replay-text"
-# Your answers together are a scheduler. Here it plans the example from above. The echo model stands in for a model: its tokens
+# Your answers are a scheduler. Here it plans the example. The echo model stands in for a model: its tokens
 # are made from what is read through the block tables, so a wrong slot shows.
 
 

@@ -166,7 +166,7 @@ predict("6.p2", "little")
 # 3. The token at the last position, `self.max_model_len - 1`, is sampled and never computed: `self.max_model_len - 1 -
 #    num_computed` at most.
 # 4. If chunks are switched off (`self.chunked_prefill` is `False`) and the budget is smaller than the *tokens* it lacks
-#    (`request.num_tokens - num_computed`, whatever rule 2 made of it; drafts may be cut), it gets 0: a prompt goes in whole or not at all.
+#    (`request.num_tokens - num_computed`; drafts may be cut), it gets 0: a prompt goes in whole or not at all.
 # 5. `budget` at most.
 
 # %% id="exercise-6-1" tags=["nbval-check-output"]

@@ -36,6 +36,7 @@ from checks import (
     components,
     hint,
     journey,
+    need,
     new_figure,
     predict,
     progress,
@@ -198,7 +199,7 @@ check("7.1")
 # **`find_longest_cache_hit(request)`** returns the list of cached blocks that the request can begin with, in the order of its tokens.
 #
 # - `extend_block_hashes(request, self.block_size, self.hash_block)` gives the names of all the request's full blocks, in order. (It hashes
-#   each block once in the request's life.)
+#   each block once; leave the list as it is.)
 # - `self.block_pool.get_cached_block(name)` gives the block of that name, or `None`.
 # - Behind the first block that is missing nothing counts: a prefix has no gaps.
 # - `request.num_tokens` is how many tokens the request has, prompt *and* outputs: one that was preempted comes back with both. At least one
@@ -240,7 +241,7 @@ check("7.2")
 # **`touch(blocks)`** is called on a hit: each block gets one holder more. One that was free must leave the list
 # (`self.free_block_queue.remove(block)`, wherever it stands), or somebody else is given it.
 #
-# A request frees its blocks **tail first**; keep the order, and the list as it is.
+# The caller passes blocks **tail first** already: keep their order, and the list as it is.
 
 # %% id="exercise-7-3" tags=["nbval-check-output"]
 from checks import check
@@ -316,6 +317,7 @@ def draw_free_list(axes, history):
     axes.grid(False)
 
 
+need("7.3")  # after a restart
 pool, history = BlockPool(8), []
 
 

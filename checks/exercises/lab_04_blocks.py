@@ -205,7 +205,7 @@ def _judge_counters(ledger: _Ledger, answer: dict[str, Any], step: list[Any]) ->
             if step[0] == "free" and found > wanted:
                 told += " free() takes one away: its holder is gone."
             elif "error" in answer:
-                told += " A call that is refused changes nothing."
+                told += " A block that is refused keeps its ref_cnt: look before you lower it."
             return Verdict("wrong value", told)
     if answer["num_free"] != ledger.num_free:
         told = f"afterwards num_free_blocks is {answer['num_free']}, and should be {ledger.num_free}."

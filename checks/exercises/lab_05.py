@@ -436,8 +436,7 @@ def _wrong_preempt(victim: str, found: dict[str, Any], wanted: dict[str, Any], c
     if found["still_cached"] != wanted["still_cached"]:
         return (
             "the manager has forgotten its blocks' content. free(request) comes first: it reads num_computed_tokens to know"
-            " what"
-            " was computed, and can be found again (Lab 07)."
+            " which blocks are computed and can be found again (Lab 07)."
         )
     return None
 

@@ -45,7 +45,7 @@ CHECKS = {
         minutes=20,
         difficulty=3,
         hints=(
-            "The free list is in the order in which blocks die: the front is handed out next. Where belongs a block that"
+            "The free list is in the order in which blocks die: the front is handed out next. Where does a block belong that"
             " nobody can find, and where one that may be hit again? And where is a block that somebody holds?",
             "free: lower ref_cnt; only at 0 does the block go into the list: self.free_block_queue.append(block) if it has a"
             " block_hash, prepend(block) if not. touch: a block with ref_cnt 0 stands in the list, and has to leave it"

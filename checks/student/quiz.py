@@ -167,10 +167,10 @@ def _mark_number(asked: Question, answer: Any) -> tuple[bool, str]:
     given = _number(asked, answer)
     if _close(given, _value(asked.answer or "", numbers)):
         return True, asked.why
-    for expression, why in asked.slips:
-        if _close(given, _value(expression, numbers)):
-            return False, why
-    return False, f"{given:g} is not it; within half a percent would be. Do the same with small numbers first, on paper."
+    fitting = [why for expression, why in asked.slips if _close(given, _value(expression, numbers))]
+    if fitting:  # with some numbers two slips lead to one result
+        return False, " Or: ".join(dict.fromkeys(fitting))
+    return False, f"{given:g} is not right. Do the same with small numbers first, on paper."
 
 
 def is_right(asked: Question, given: float, student: str) -> bool:

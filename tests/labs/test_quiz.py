@@ -126,7 +126,7 @@ def test_numbers_are_drawn_for_each_student_and_stay(student: Path, capsys: pyte
         (lambda prompt, new: sum(range(prompt, prompt + new)), "Right."),
         (lambda prompt, new: prompt + new, "Not this one. That would be enough if results were kept"),
         (lambda prompt, new: prompt * new, "Not this one. Nearly"),
-        (7, "Not this one. 7 is not it"),
+        (7, "Not this one. 7 is not right"),
     ],
 )
 def test_a_numeric_answer_is_marked_and_common_slips_have_words(
