@@ -232,7 +232,7 @@ check("8.2")
 # - `tl.dot` runs on tensor cores, which multiply **16 rows** at least. A group of 3 becomes 16: 13 rows of zeros, which the mask keeps from being loaded and stored.
 #
 # **You write `attend`**: R query rows walk over the positions `first` to `stop - 1` of one sequence. It begins with `sum_RD` zeros `[R, D]`, `best_R` -inf `[R]`, `total_R` zeros
-# `[R]`, all `tl.float32`; R and D are `q_RD`'s shape. Then for each `start in range(first, stop, TILE)`:
+# `[R]`, all `tl.float32`; `R: tl.constexpr = q_RD.shape[0]`, `D` likewise. Then for each `start in range(first, stop, TILE)`:
 #
 # 1. **Positions** `start`, `start + 1`, ..., TILE of them. `inside`: those below `stop`.
 # 2. **Addresses.** Load the block numbers from `block_table`, masked with `inside`, and convert them with `.to(tl.int64)` (a cache has more numbers than
@@ -722,8 +722,7 @@ show(
 )
 
 # %% [markdown] id="split-reading"
-# One long conversation is several times faster. Sixty-four fill the GPU as they are: cutting wins nothing, and costs partial results and a
-# second launch.
+# One long conversation gets a sixteenth of the walk. Sixty-four fill the GPU as they are: cutting only costs a second launch.
 
 # %% [markdown] id="mistakes"
 # ## Common mistakes

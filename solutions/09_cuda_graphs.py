@@ -303,7 +303,7 @@ for name, step in (("broken_step", broken_step), ("decode_step", decode_step)):
     print(f"{name}: graphs of {sizes} operations in two steps")
 
 # %% [markdown] id="compile-sees-reading"
-# Nearly the same faults, but other consequences. torch.compile breaks at the `if`, and where `num_blocks` has grown it compiles anew: the
+# Nearly the same faults, but other consequences. torch.compile breaks at the `if` and at `nonzero`, and where `num_blocks` has grown it compiles anew: the
 # broken step stays *right* and gets slow, in pieces. A CUDA graph guards nothing: it is fast, and wrong in silence.
 #
 # ## Exercise 9.2 · Buckets and padding
@@ -315,7 +315,7 @@ for name, step in (("broken_step", broken_step), ("decode_step", decode_step)):
 #
 # ```text
 # row    input_ids   positions   slot_mapping   seq_lens   block_tables      block size 16
-#  0        812         40           88            41        5  2  9
+#  0        812         40           88            41        9  6  5
 #  1         17          3          115             4        7  .  .
 #  2        400         19           35            20        1  2  .
 #  3          ?          ?            ?             ?        ?               padding: computed like the others

@@ -276,8 +276,8 @@ check("10.2")
 # **`verify_greedy(draft_ids, target_logits)`** returns the answer: the drafts that the target would have chosen itself, up to the first
 # it would not, and one token of its own.
 #
-# `draft_ids` are `k` token ids (perhaps none), `target_logits` is `[k + 1, V]`, whose row `i` says what follows the drafts before draft
-# `i` (counted from 0). The result is a tensor of 1 to `k + 1` ids. Leave both as they are.
+# `draft_ids` is a tensor of `k` token ids (perhaps none). `target_logits` is `[k + 1, V]`: row `i` speaks of draft `i`'s place
+# (from 0), row `k` of what follows. The result: a tensor of 1 to `k + 1` ids. Leave both as they are.
 
 # %% id="exercise-10-3" tags=["nbval-check-output"]
 from checks import check
@@ -315,10 +315,10 @@ check("10.3")
 # - In place of the **first** refused draft stands a draw from max(p - q, 0). If rounding leaves nothing of that, draw from `p`.
 # - If all `k` are kept, the bonus is drawn from the last row of `p`.
 # - `choose(weights.log(), numbers)` draws an index for each row of weights `[B, V]`, with one number a row; weights need not add up to 1.
-#   The number is `noise[b, i, 1]`, for place `i`. All chance comes from `noise`.
+#   The number is `noise[b, i, 1]`, for place `i`. All chance comes from `noise` `[B, k + 1, 2]`.
 # - Behind its end an answer is `INVALID`. The result is `[B, k + 1]`.
 #
-# The check draws 200,000 times at once, so let tensors do it for all `B` requests together. A loop over `k` is fine.
+# The check draws 200,000 times at once: let tensors do all requests. A loop over `k` is fine.
 
 # %% id="exercise-10-4" tags=["nbval-check-output"]
 from checks import check

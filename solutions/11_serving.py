@@ -490,7 +490,7 @@ show(
 # never grows beyond eight. **Open loop**: people come when they come. They do not know of each other, so the pauses between them are
 # exponentially distributed: a *Poisson process*.
 #
-# - **`poisson_arrivals(rate, n, rng)`** returns `n` growing times in seconds from 0 on, with `rate` requests a second on average. `rng` is a
+# - **`poisson_arrivals(rate, n, rng)`** returns `n` growing times in seconds (the first comes one pause after 0), with `rate` requests a second on average. `rng` is a
 #   `random.Random`; draw from nothing else, so that a run can be repeated.
 # - **`await open_loop(ask, arrivals)`** sends request `i` at `arrivals[i]` seconds, whatever has been answered by then. `ask(i)` is an
 #   asynchronous generator: `async for token in ask(i)` sends the request and brings its tokens. Returns `(due, times)` for each request, in
@@ -509,7 +509,7 @@ from itertools import pairwise
 
 
 def poisson_arrivals(rate, n, rng):
-    """n growing times in seconds, rate of them a second on average."""
+    """n growing times in seconds, rate of them a second on average; the first comes one pause after 0."""
     # BEGIN SOLUTION
     times, now = [], 0.0
     for _ in range(n):
@@ -669,7 +669,7 @@ save_result(
 
 # %% [markdown] id="experiment-reading"
 # One server, and the star tells of none of these users. With documents each client more is felt at once: the first token waits in a queue of
-# prefills, and running answers pause for each of them. Questions and stories hardly notice one another up to sixteen. Then all seats are
+# prefills, and running answers pause for each of them. A client with questions, or with stories, hardly notices others like it, up to sixteen. Then all seats are
 # taken: the time per token stays, and the time to first token is the wait for a seat. **Measure your own shapes, over the loads you
 # expect, and look for the knee**: up to there another client is nearly free, beyond it everyone waits.
 #

@@ -33,6 +33,7 @@ def propose_cases(seed: int) -> list[Case]:
         ([9, 1, 2, 1, 2], 5, 3, 2),
         ([7, 7], 3, 3, 1),
         ([7, 7, 7], 4, 2, 1),
+        ([7, 7, 7], 3, 5, 2),
         ([7, 5, 7, 7], 1, 2, 1),
         ([7, 5, 7, 7], 1, 2, 2),
         ([3, 1, 2, 3, 1], 4, 2, 2),
@@ -186,9 +187,11 @@ def verify_cases(seed: int) -> list[Case]:
 
 def _verify_case(rng: random.Random, drafts: list[int], best: list[int]) -> Case:
     rows = []
-    for token in best:
+    for i, token in enumerate(best):
         base = rng.choice([-40.0, 0.0, 30.0])  # a row's logits are compared within the row
         row = [base + round(rng.uniform(-2, 2), 2) for _ in range(V)]
+        if i < len(drafts):
+            row[drafts[i]] = base + 2.4  # a wrong draft is the second best: near is not enough
         row[token] = base + 2.5
         rows.append(row)
     told = f"favourites of the target's {count(len(best), 'row')}: {best}"
