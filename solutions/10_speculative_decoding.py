@@ -276,8 +276,8 @@ check("10.2")
 # **`verify_greedy(draft_ids, target_logits)`** returns the answer: the drafts that the target would have chosen itself, up to the first
 # it would not, and one token of its own.
 #
-# `draft_ids` is a tensor of `k` token ids (perhaps none). `target_logits` is `[k + 1, V]`: row `i` speaks of draft `i`'s place
-# (from 0), row `k` of what follows. The result: a tensor of 1 to `k + 1` ids. Leave both as they are.
+# `draft_ids` is a tensor of `k` token ids (perhaps none). `target_logits` is `[k + 1, V]`: row `i` is about draft `i`
+# (from 0), row `k` about what follows. The result: a tensor of 1 to `k + 1` ids. Leave them as they are.
 
 # %% id="exercise-10-3" tags=["nbval-check-output"]
 from checks import check

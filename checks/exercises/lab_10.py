@@ -65,8 +65,8 @@ CHECKS = {
         hints=(
             "Three parts. Which drafts are kept, each for itself? Where is the first that is not? What is drawn there, and what"
             " if there is none? All of it for B requests at once: no loop over B.",
-            "p_d = target_probs[:, :k].gather(-1, draft_ids[..., None])[..., 0], and q_d likewise. Kept: noise[:, :k, 0] * q_d <"
-            " p_d. The number kept before the first refusal is kept.cumprod(dim=-1).sum(dim=-1), n. In place n stands a draw"
+            "p_d = target_probs[:, :k].gather(-1, draft_ids[..., None])[..., 0], and q_d likewise. Kept: noise[:, :k, 0] * q_d"
+            " < p_d. The number kept before the first refusal is kept.cumprod(dim=-1).sum(dim=-1), n. In place n stands a draw"
             " from max(p - q, 0) of row n; behind the last draft there is no q, so take zeros for it.",
             "rows = torch.arange(B), n\nq = draft_probs with one more row of zeros behind it (torch.cat)\nresidual ="
             " (target_probs[rows] - q[rows]).clamp(min=0); where it is all zero, target_probs[rows]\ntoken ="
