@@ -100,11 +100,10 @@ class Scheduler:
         n = request.num_tokens_with_spec + request.num_output_placeholders - num_computed
         if 0 < self.long_prefill_token_threshold < n and len(self.requests) > 1:  # alone, nobody is kept waiting by it
             n = self.long_prefill_token_threshold
-        room = self.max_model_len - 1 - num_computed  # the last position is sampled, never computed
+        n = min(n, self.max_model_len - 1 - num_computed)  # the last position is sampled, never computed
         if not self.chunked_prefill and request.num_tokens - num_computed > budget:
             return 0  # a prompt goes in whole or not at all
-        n = n if n < room else room  # min() would take as long as all the rest, and this is asked once a request and step
-        return n if n < budget else budget
+        return min(n, budget)
 
     def can_admit(self, request: Request, computed_blocks: Sequence[KVCacheBlock]) -> bool:
         """Whether a waiting request may start: only with room for *all* its tokens, though a chunk would need less now.

@@ -313,7 +313,7 @@ def test_noise_is_keyed_by_the_seed_and_the_position_of_the_token_to_come() -> N
 
 def test_numbers_beyond_the_arrays_types_are_cut_to_what_means_the_same() -> None:
     batch = make_batch()
-    params = SamplingParams(temperature=1e300, top_k=2**70, top_p=1e-46, max_tokens=None, min_tokens=2**70)
+    params = SamplingParams(temperature=1e300, top_k=2**62, top_p=1e-46, max_tokens=None, min_tokens=2**62)
     run(batch, {"a": 1}, [new("a", [1], [1], sampling_params=params, eos_token_ids=(2,))])
     asked = batch.sampling_inputs(np.array([0]))
     assert np.isfinite(asked.temperature).all() and (asked.top_p > 0).all()
