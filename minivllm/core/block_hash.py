@@ -54,9 +54,16 @@ def extra_keys(request: Request, block_index: int) -> ExtraKeys:
 
 def extend_block_hashes(request: Request, block_size: int, hash_one: HashBlock = hash_block) -> list[Hashable]:
     """Hash the request's full blocks that have no hash yet; returns `request.block_hashes`. Each block is hashed once in the
-    request's life: tokens are only ever appended, and neither preemption nor eviction changes them."""
-    hashes = request.block_hashes
-    for i in range(len(hashes), request.num_tokens // block_size):
+    request's life: tokens are only ever appended, and neither preemption nor eviction changes them.
+
+    With an EAGLE head the token *after* a block counts too, and a block is hashed once that is known: the head's layer, under the
+    same block table, holds at each position the token after it.
+    """
+    hashes, with_next_token = request.block_hashes, request.next_token_in_hashes
+    for i in range(len(hashes), (request.num_tokens - with_next_token) // block_size):
         tokens = request.all_token_ids[i * block_size : (i + 1) * block_size]
-        hashes.append(hash_one(hashes[-1] if hashes else None, tokens, extra_keys(request, i)))
+        extra = extra_keys(request, i)
+        if with_next_token:
+            extra = (*extra, ("next", str(request.all_token_ids[(i + 1) * block_size])))
+        hashes.append(hash_one(hashes[-1] if hashes else None, tokens, extra))
     return hashes

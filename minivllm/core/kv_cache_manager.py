@@ -17,9 +17,8 @@ from minivllm.core.request import Request
 
 
 class KVCacheManager:
-    """Block tables over a pool. `max_model_len` bounds the slots a sequence can ever need. With `use_eagle`, a
-    drafter's layers live under the same tables and lag one token behind, so the last block of a hit is computed
-    again."""
+    """Block tables over a pool. `max_model_len` bounds the slots a sequence can ever need. With `use_eagle` a drafter's layer
+    lives under the same tables and holds at each position the token after it, so that token is in a block's name too."""
 
     capabilities = frozenset({"paging", "prefix caching"})
 
@@ -53,11 +52,10 @@ class KVCacheManager:
         """The blocks of the prefix cache that a waiting request can start from, and how many tokens they hold. Nothing
         is taken: `allocate_slots` does that. Requests that want every position's logits (prompt_logprobs) must compute
         them: no lookup."""
+        request.next_token_in_hashes = self.use_eagle
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return [], 0
         blocks = self.find_longest_cache_hit(request)
-        if self.use_eagle:
-            blocks = blocks[:-1]
         return blocks, len(blocks) * self.block_size
 
     def find_longest_cache_hit(self, request: Request) -> list[KVCacheBlock]:
@@ -74,6 +72,11 @@ class KVCacheManager:
                 break
             hits.append(block)
         return hits
+
+    def num_named_blocks(self, request: Request, num_tokens: int) -> int:
+        """How many blocks the first `num_tokens` tokens fill, of those that have a name: with EAGLE the newest token has to be
+        one behind them."""
+        return min(num_tokens, request.num_tokens - request.next_token_in_hashes) // self.block_size
 
     def has_room(self, request: Request, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock] = ()) -> bool:
         """Whether the pool could give the request slots for `num_tokens` tokens in all, beside what it holds or has hit."""
@@ -121,7 +124,7 @@ class KVCacheManager:
         step being scheduled: a request admitted to the same step may share them, for a layer writes all keys and values
         before it reads any.
         """
-        num_full_blocks = num_tokens // self.block_size
+        num_full_blocks = self.num_named_blocks(request, num_tokens)
         if num_full_blocks <= request.num_published_blocks:
             return
         hashes = extend_block_hashes(request, self.block_size, self.hash_block)

@@ -206,7 +206,7 @@ class RadixKVCacheManager(KVCacheManager):
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Publish the request's full blocks among its first `num_tokens` tokens. While another request holds a block of the
         same content, those behind it wait: this is tried again with the next full block."""
-        start, end = request.num_published_blocks, num_tokens // self.block_size
+        start, end = request.num_published_blocks, self.num_named_blocks(request, num_tokens)
         if end <= start:
             return
         keys = extend_block_hashes(request, self.block_size, block_key)

@@ -33,7 +33,7 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """State of one request. Only the scheduler changes it (`block_hashes` and `num_published_blocks`: the KV cache manager).
+    """State of one request. Only the scheduler changes it (what concerns the hashes of its blocks: the KV cache manager).
 
     max_tokens: output tokens it may have at most; what the user asked for, cut so that prompt and output are max_model_len.
     stop_eos_ids: the model's end tokens, empty if the request ignores them.   worker_eos_ids: the same, whatever it ignores.
@@ -67,6 +67,7 @@ class Request:
     spec_token_ids: list[int] = field(default_factory=list)
 
     block_hashes: list[Hashable] = field(default_factory=list)  # of full blocks, computed once each, kept through preemption
+    next_token_in_hashes: bool = False  # set by the KV cache manager, with an EAGLE head: see extend_block_hashes
     num_published_blocks: int = 0  # leading blocks of its table already offered to the prefix cache
     num_cached_tokens: int = -1  # prompt tokens found in the prefix cache at *first* admission; -1 before
     num_preemptions: int = 0

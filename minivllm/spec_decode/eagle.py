@@ -141,8 +141,8 @@ class EagleDrafter:
 
     Its layer's keys and values lie in the target's blocks, in a cache of their own. The head's key at a position is made from
     the target's feature there *and the token after it*. That is why it runs over exactly the target's batch, one token on:
-    every position the target computes gets its key in the same step, prompts included. And it is why the prefix cache drops the
-    last block of a hit when an EAGLE head is in use: what its last slot holds was made with the token that followed then.
+    every position the target computes gets its key in the same step, prompts included. And it is why the token after a block
+    is a part of the block's name in the prefix cache when an EAGLE head is in use.
     Keys of rejected drafts are never read: the next step's positions begin where they lie, and overwrite them.
     """
 

@@ -182,7 +182,8 @@ def test_drafts_right_or_wrong_never_change_an_answer(data: st.DataObject):
 @given(st.data())
 def test_a_drafters_layer_under_the_same_block_tables_is_always_what_its_request_says(data: st.DataObject):
     """Hits, chunks, preemption, failed steps and rejected drafts included. Its slots hold the token *after* theirs: without the
-    rule that the last block of a hit is computed again, this fails."""
+    token after a block in the block's name, this fails: two requests compute an equal block at once, and a third is given the
+    one's block and the other's next."""
     config = data.draw(engines())
     num_drafts = data.draw(st.integers(1, min(3, config["max_num_batched_tokens"] - 1)))
     config["speculative_config"] = SpeculativeConfig("eagle", num_drafts)
