@@ -56,8 +56,8 @@ def extend_block_hashes(request: Request, block_size: int, hash_one: HashBlock =
     """Hash the request's full blocks that have no hash yet; returns `request.block_hashes`. Each block is hashed once in the
     request's life: tokens are only ever appended, and neither preemption nor eviction changes them.
 
-    With an EAGLE head the token *after* a block counts too, and a block is hashed once that is known: the head's layer, under the
-    same block table, holds at each position the token after it.
+    With an EAGLE head the token *after* a block counts too, and a block is hashed once that is known: the head's layer, under
+    the same block table, holds at each position the token after it.
     """
     hashes, with_next_token = request.block_hashes, request.next_token_in_hashes
     for i in range(len(hashes), (request.num_tokens - with_next_token) // block_size):
