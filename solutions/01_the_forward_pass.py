@@ -539,6 +539,7 @@ show(
 # |---|---|
 # | `No module named 'checks'` | The notebook runs in another Python. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
 # | `name 'lab' is not defined` (or `need`, `decoder`, `config`) | The kernel was restarted. Run the set-up cell at the top, then this one |
+# | The experiment does not end | Your functions loop over tokens, and it computes 1,024 of them: interrupt, then vectorize, or `skip("1.2")` |
 # | "not passed yet: using the reference" | Fine: you can go on, and come back to that exercise |
 # | "mat1 and mat2 shapes cannot be multiplied" | A matrix is `[out, in]`: use `F.linear(h, matrix)`, or `h @ matrix.T` |
 # | "shape '[...]' is invalid for input" | Print `.shape` line by line. In 1.3 `.view(len(x), -1, weights.head_dim)` finds the number of heads itself |

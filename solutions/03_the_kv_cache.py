@@ -204,7 +204,7 @@ check("3.1")
 #
 # Write `generate_with_cache(model, token_ids, max_new_tokens, cache)`. Here `model(new_ids, positions, cache)` takes **only
 # what is new**: 1-D `int64` tensors of token ids and of their positions, equally long. It appends their keys and values to the
-# cache and returns logits, one row for each *new* token.
+# cache and returns logits, one row for each *new* token. `cache` is only handed on: count tokens yourself.
 #
 # - The first call gets the whole prompt `token_ids` (a list, at least one token), at positions 0, 1, 2, ...
 # - Each new token is the argmax of the last row. The next call gets that one token, at its position: the number of tokens

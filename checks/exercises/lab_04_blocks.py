@@ -14,8 +14,9 @@ from checks.sandbox.plain import Opaque
 
 
 def pool_cases(seed: int, scale: int = 1) -> list[Case]:
-    """Scripts: "A2" allocates 2 blocks for request A, "-A" frees them, "+A" lets somebody else hold them too, "-0" frees the
-    null block. The later ones wrap around the pool many times. `scale` makes what is drawn larger, for grading."""
+    """Scripts: "A2" allocates 2 blocks for request A, "-A" frees them, "+A" lets somebody else hold them too, "--A" frees a
+    list that has them twice, "-0" the null block. The later ones wrap around the pool many times. `scale` makes what is drawn
+    larger, for grading."""
     rng = random.Random(f"4.1:{seed}")
     by_hand = [
         (4, "A1"),
@@ -29,6 +30,7 @@ def pool_cases(seed: int, scale: int = 1) -> list[Case]:
         (3, "A1 -A A1 -A A2 -A B2"),
         (5, "A2 B1 -A C3 -B D1 -C"),
         (4, "A2 -A -A"),
+        (3, "A1 --A"),
         (3, "-0"),
         (4, "A2 +A -A B2 -A B2"),
         (2, "A1 B1 -A B1"),
@@ -46,6 +48,8 @@ def _pool_case(num_blocks: int, words: list[str]) -> Case:
     for word in words:
         if word == "-0":
             steps.append(["free null"])
+        elif word.startswith("--"):
+            steps.append(["free twice", word[2:]])
         elif word[0] in "+-":
             steps.append(["share" if word[0] == "+" else "free", word[1:]])
         else:
@@ -77,6 +81,8 @@ def _show_pool_step(step: list[Any]) -> str:
         return f"{step[2]} = pool.allocate({step[1]})"
     if step[0] == "share":
         return f"somebody else holds {step[1]} too (ref_cnt + 1)"
+    if step[0] == "free twice":
+        return f"pool.free({step[1]} + {step[1]})"
     return f"pool.free({'[null block]' if step[0] == 'free null' else step[1]})"
 
 
@@ -115,6 +121,10 @@ def judge_pool(case: Case, output: Any) -> Verdict:
             for block in ledger.held[step[1]]:
                 ledger.ref_cnt[block] += 1
             wrong = None
+        elif step[0] == "free twice":
+            if wrong := _judge_free_twice(answer):
+                return Verdict(wrong.category, f"Call {number}, {_show_pool_step(step)}: {wrong.message}")
+            break  # which of them have gone back is up to the student
         else:
             wrong = _judge_free(ledger, None if step[0] == "free null" else step[1], answer)
         wrong = wrong or _judge_counters(ledger, answer, step)
@@ -195,6 +205,17 @@ def _judge_free(ledger: _Ledger, owner: str | None, answer: dict[str, Any]) -> V
     for block in blocks:
         ledger.ref_cnt[block] -= 1
     return None
+
+
+def _judge_free_twice(answer: dict[str, Any]) -> Verdict | None:
+    if answer.get("error", [""])[0] == "ValueError":
+        return None
+    told = f"it raised {answer['error'][0]}" if "error" in answer else "it raised nothing"
+    return Verdict(
+        "wrong value",
+        f"each block of A is in this list twice, and {told}. When the second one's turn comes, nobody holds the block any more:"
+        " that is a ValueError, else it stands in the free list twice. Look at ref_cnt right before you lower it.",
+    )
 
 
 def _judge_counters(ledger: _Ledger, answer: dict[str, Any], step: list[Any]) -> Verdict | None:

@@ -17,7 +17,8 @@ from minivllm.core.block_pool import BlockPool
 
 def run_pool(module: ModuleType, case: Case) -> dict[str, Any]:
     """A script of calls on a new pool: ["allocate", n, owner], ["free", owner], ["share", owner] (somebody else holds them
-    too), ["free null"]. The trace has what each gave, and the pool's counters after it."""
+    too), ["free twice", owner] (a list with each of them twice), ["free null"]. The trace has what each gave, and the pool's counters
+    after it."""
     pool = module.BlockPool(case["num_blocks"])
     capabilities = getattr(module.BlockPool, "capabilities", None)
     told = sorted(map(str, capabilities)) if isinstance(capabilities, (set, frozenset, list, tuple)) else None
@@ -37,8 +38,8 @@ def run_pool(module: ModuleType, case: Case) -> dict[str, Any]:
             for block in held[rest[0]]:
                 block.ref_cnt += 1
         else:
-            blocks = [pool.null_block] if name == "free null" else list(held[rest[0]])
-            answer = _call(pool.free, blocks, may_fail=any(block.ref_cnt < 1 for block in blocks))
+            blocks = [pool.null_block] if name == "free null" else list(held[rest[0]]) * (2 if name == "free twice" else 1)
+            answer = _call(pool.free, blocks, may_fail=name == "free twice" or any(block.ref_cnt < 1 for block in blocks))
         answer["returned"] = ids_of(answer.get("returned"))
         trace.append({**answer, "num_free": pool.num_free_blocks, "ref_cnt": [block.ref_cnt for block in pool.blocks]})
     return {"trace": trace, "capabilities": told}

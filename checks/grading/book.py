@@ -2,7 +2,7 @@
 
 A pure function of files: the same folder of records gives the same book, however often, on however many cores it was made.
 
-    overrides.csv     student,item,points,reason        * is every student; an item is "4.2" or "4.q1"; points may be `max`
+    overrides.csv     student,item,points,reason      * is everybody who tried; an item is "4.2" or "4.q1"; points may be `max`
 """
 
 from __future__ import annotations
@@ -213,8 +213,10 @@ def read_overrides(path: Path) -> list[Override]:
 def _overridden(
     students: tuple[Student, ...], columns: tuple[Column, ...], overrides: list[Override], path: Path
 ) -> tuple[Student, ...]:
-    """A line for one student counts before a line for all; of two of a kind, the later."""
+    """A line for one student counts before a line for all; of two of a kind, the later. A line for all is for those who tried:
+    who handed nothing in, or left the stub as it was, gets nothing by it."""
     most, keys = {column.item: column.max_points for column in columns}, {student.key for student in students}
+    tried = {item: {s.key for s in students if _tried(s.results.get(item))} for item in most}
     given: dict[str, dict[str, Override]] = {key: {} for key in keys}
     for number, override in sorted(enumerate(overrides, start=2), key=lambda pair: pair[1].student != "*"):
         if override.item not in most:
@@ -223,6 +225,10 @@ def _overridden(
             raise OverrideError(f"{path}, line {number}: {override.item} counts at most {most[override.item]:g} points.")
         if override.student != "*" and override.student not in keys:
             raise OverrideError(f"{path}, line {number}: there is no student {override.student!r}; see gradebook.csv's column.")
-        for key in keys if override.student == "*" else {override.student}:
+        for key in tried[override.item] if override.student == "*" else {override.student}:
             given[key][override.item] = override
     return tuple(replace(student, overrides=given[student.key]) for student in students)
+
+
+def _tried(result: Result | None) -> bool:
+    return result is not None and result.status not in ("not_attempted", "missing", "not_answered")

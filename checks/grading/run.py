@@ -72,6 +72,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> int:
     state.mkdir(parents=True, exist_ok=True)
     private.mkdir(mode=0o700, exist_ok=True)
     secret = _secret(private, options.hidden_seed)
+    options = _with_the_last_ones_files(options, private, say)
     level = isolation()
     tasks = _tasks(find_submissions(options.submissions), labs, level)
     if options.exercise:
@@ -174,6 +175,23 @@ def _worths(state: Path, labs: Sequence[str], tasks: Iterable[Task]) -> dict[str
 
 
 # --------------------------------------------------------------------------------------------------------------- resuming
+
+
+def _with_the_last_ones_files(options: Options, private: Path, say: Callable[[str], None]) -> Options:
+    """Roster and overrides as given, else those of the last run into this folder: a regrade must not undo what they say."""
+    path = private / "files.json"
+    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    given = {"roster": options.roster, "overrides": options.overrides}
+    for name, file in given.items():
+        if file is not None:
+            known[name] = str(file.resolve())
+        elif name in known and Path(known[name]).is_file():
+            given[name] = Path(known[name])
+            say(f"With the {name} of the last run: {known[name]}")
+        elif name in known:
+            raise ValueError(f"The last run had --{name} {known[name]}, which is gone. Name the file where it is now.")
+    write_atomically(path, json.dumps(known, indent=1) + "\n")
+    return replace(options, roster=given["roster"], overrides=given["overrides"])
 
 
 def _secret(private: Path, given: str | None) -> str:

@@ -154,7 +154,9 @@ def test_regrading_one_exercise_leaves_the_rest_as_it_was(few: Path, tmp_path: P
     from checks.exercises.lab_04 import CHECKS
 
     out = tmp_path / "out"
-    run(options(few, out), say=lambda _: None)
+    overrides = tmp_path / "overrides.csv"
+    overrides.write_text("student,item,points,reason\nc,4.5,max,shown in class\n", encoding="utf-8")
+    run(options(few, out, overrides=overrides), say=lambda _: None)
     before = records(out)
     generous = type(CHECKS["4.3"])(**{**vars(CHECKS["4.3"]), "judge": lambda case, output: RIGHT})
     monkeypatch.setitem(CHECKS, "4.3", generous)
@@ -162,6 +164,7 @@ def test_regrading_one_exercise_leaves_the_rest_as_it_was(few: Path, tmp_path: P
     run(options(few, out, exercise="4.3"), say=lambda _: None)
     after = records(out)
     assert [r.points for r in after["b"].exercises] == [0, 0, 1, 0, 0]
+    assert "shown in class" in (out / "feedback" / "c.html").read_text(encoding="utf-8")  # though nobody named the file again
     assert [r for r in after["c"].exercises if r.exercise != "4.3"] == [r for r in before["c"].exercises if r.exercise != "4.3"]
 
 

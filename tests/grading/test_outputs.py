@@ -7,6 +7,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -293,6 +294,14 @@ def test_an_override_counts_and_its_reason_is_told(course: Class) -> None:
     assert [row[2] for row in course.rows("gradebook.csv")[1:]] == ["1", "2"]
     assert "too strict" in course.page("ada") and "shown in the lab" in course.page("bob")
     assert all('"points": 0' in p.read_text() for p in course.state.iterdir())  # the record stays what it was
+
+
+def test_an_override_for_all_is_for_those_who_tried(course: Class) -> None:
+    stub = replace(submission("bob"), exercises=(replace(submission("bob").exercises[0], points=0, status="not_attempted"),))
+    course.add(submission("ada"), stub)
+    course.overrides(f"*,{stub.exercises[0].exercise},max,the check was wrong")
+    points = {row[0]: float(row[1]) for row in course.rows("gradebook.csv")[1:]}
+    assert points["ada"] == stub.exercises[0].max_points > points["bob"]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class BlockPool:
 
     def free(self, blocks):
         for block in blocks:
-            if block.ref_cnt == 0:
+            if block.ref_cnt < list(blocks).count(block):
                 raise ValueError(f"double free of {block.block_id}")
         for block in blocks:
             block.ref_cnt -= 1
