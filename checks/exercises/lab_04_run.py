@@ -17,8 +17,8 @@ from minivllm.core.block_pool import BlockPool
 
 def run_pool(module: ModuleType, case: Case) -> dict[str, Any]:
     """A script of calls on a new pool: ["allocate", n, owner], ["free", owner], ["share", owner] (somebody else holds them
-    too), ["free twice", owner] (a list with each of them twice), ["free null"]. The trace has what each gave, and the pool's counters
-    after it."""
+    too), ["free twice", owner] (a list with each of them twice), ["free null"]. The trace has what each gave, and the pool's
+    counters after it."""
     pool = module.BlockPool(case["num_blocks"])
     capabilities = getattr(module.BlockPool, "capabilities", None)
     told = sorted(map(str, capabilities)) if isinstance(capabilities, (set, frozenset, list, tuple)) else None
