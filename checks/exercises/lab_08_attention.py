@@ -130,7 +130,10 @@ def _softmax_reason(case: Case, found: torch.Tensor) -> str:
     ]
     tiles, values = softmax_tiles(case)
     last = tiles[-1].softmax(0).double() @ values[-1].double()
-    ways.append((last, "That is the last tile alone."))
+    told = (
+        "That is the last tile alone. The tiles before it count too, and best is the largest score so far, not the tile's own."
+    )
+    ways.append((last, told))
     ways.append((tiles[0].softmax(0).double() @ values[0].double(), "That is the first tile alone."))
     each = [s.softmax(0).double() @ v.double() for s, v in zip(tiles, values, strict=True)]
     ways.append((torch.stack(each).mean(0), "That is the mean of the tiles' own softmaxes. Tiles weigh differently."))

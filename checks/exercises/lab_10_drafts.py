@@ -132,6 +132,8 @@ def _why_drafts(tokens: list[int], k: int, longest: int, shortest: int, got: lis
     if length == 1:
         last = f"The last token, {tokens[-1]}, was seen before"
     if not got:
+        if place > len(tokens) - length:
+            return f"{last}: the earlier place may overlap the end. {wanted[0]} followed."
         shorter = f" Runs count down to prompt_lookup_min = {shortest}." if length < longest else ""
         return f"{last}, and {wanted[0]} followed.{shorter}"
     if len(got) > k:
@@ -239,6 +241,9 @@ def _why_verify(drafts: list[int], best: list[int], num_accepted: int, got: list
         return f"Draft {num_accepted + 1} is wrong: in its place stands what the target says, {best[num_accepted]}."
     if got == best and num_accepted < len(drafts):
         return "It returned every row's favourite. Those behind the first wrong draft answer another text."
+    if num_accepted < len(drafts) and got[: num_accepted + 1] == drafts[: num_accepted + 1]:
+        told = f"Draft {num_accepted + 1} ({drafts[num_accepted]}) is not what the target would choose there"
+        return f"{told}, {best[num_accepted]} is. Near is not enough."
     if got == drafts:
         return "Those are the drafts as they came."
     if got[:num_accepted] == drafts[:num_accepted] and len(got) == num_accepted + 1:

@@ -63,7 +63,7 @@ def _pass(row: Row, source: str, report: Report) -> None:
     try:
         save_answer(row, own_source(source))
         if row.file:
-            told += f" {_where(row)}"
+            told += f" {where(row)}"
     except ValueError as error:
         told += f" But my_engine keeps the reference: {error}"
     with changing_progress() as state:
@@ -72,7 +72,7 @@ def _pass(row: Row, source: str, report: Report) -> None:
     print(told)
 
 
-def _where(row: Row) -> str:
+def where(row: Row) -> str:
     if later := overtaken_by(row):
         return f"my_engine/{row.file} goes on with your answer{'s' if len(later) > 1 else ''} to {', '.join(later)}."
     return f"{_functions(row)} now in my_engine/{row.file}."

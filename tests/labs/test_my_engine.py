@@ -9,6 +9,7 @@ import torch
 
 from checks.authoring.source import answer_source
 from checks.exercises import find, table
+from checks.student.checking import where
 from checks.student.engine import REFERENCE, Answer, assemble, components, overtaken_by, save_answer, show_diff, use
 from checks.student.failure import CheckFailed
 from checks.student.lab import whose
@@ -115,6 +116,8 @@ def test_an_earlier_labs_answer_that_passes_again_is_told_whose_stays(student: P
     for exercise in ("6.2", "5.3"):
         save_answer(find(exercise), answer_source(find(exercise)))
     assert overtaken_by(find("5.3")) == ["6.2"] and overtaken_by(find("6.2")) == []
+    assert where(find("5.3")) == "my_engine/core/scheduler.py goes on with your answer to 6.2."
+    assert where(find("6.2")) == "Scheduler.schedule now in my_engine/core/scheduler.py."
     use("scheduler", "5.3")
     assert overtaken_by(find("5.3")) == [] and overtaken_by(find("6.2")) == ["5.3"]
 

@@ -136,6 +136,15 @@ def test_a_numeric_answer_is_marked_and_common_slips_have_words(
     assert capsys.readouterr().out.startswith(words)
 
 
+def test_where_two_slips_lead_to_one_number_both_are_told(monkeypatch: pytest.MonkeyPatch, student: Path) -> None:
+    from checks.student import quiz as module
+
+    asked = module.find_question("6.q2")
+    monkeypatch.setattr(type(asked), "numbers", lambda self, who: {"decodes": 11, "prompt": 1282, "budget": 221})
+    is_right, why = module._mark_number(asked, 6)
+    assert not is_right and "The decodes come first" in why and " Or: " in why and "round up" in why
+
+
 def test_impossible_answers_and_questions_say_what_there_is(student: Path) -> None:
     with pytest.raises(CheckFailed, match="'z' is not one of the choices: a, b, c"):
         quiz("2.q1", "z")

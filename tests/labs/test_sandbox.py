@@ -97,6 +97,11 @@ def test_an_error_shows_the_students_lines_and_no_others() -> None:
     assert "child.py" not in message and "lab_02_run" not in message
 
 
+def test_a_key_error_says_what_its_message_leaves_out() -> None:
+    category, message = told("return {}['lost']")
+    assert category == "exception" and "KeyError: a dict has no key 'lost'." in message
+
+
 def test_a_warning_on_stderr_costs_nothing() -> None:
     assert check_body(
         "import sys, warnings\nwarnings.warn('beware')\nprint('hm', file=sys.stderr)\n" + textwrap.dedent(GOOD)
