@@ -13,6 +13,7 @@ import torch
 
 from minivllm.attention import cpu, get_backend
 from minivllm.attention.reference import paged_decode
+from minivllm.attention.reference import write_kv as reference_write_kv
 
 numba = pytest.importorskip("numba")
 
@@ -83,12 +84,14 @@ def test_a_slot_the_cache_does_not_have_is_refused_and_nothing_is_written(slot: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_writing_and_decoding_in_one_call_is_one_after_the_other(dtype: torch.dtype) -> None:
-    """As the compiled decoder asks for it. New keys and values are slices of wider rows, as a packed projection gives them."""
+    """As the compiled decoder asks for it. New keys and values are slices of wider rows, as a packed projection gives them; not
+    of equally wide ones, lest one's step pass for the other's."""
     q, cache, tables, lens = (t.to(dtype) if t.is_floating_point() else t for t in decode_arguments())
     qkv = torch.randn(6, 8, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
-    key, value, slots = qkv[:, 4:6], qkv[:, 6:], tables[:, 1].long() * 4 + 2  # the seventh token's
+    wider = torch.randn(6, 12, 64, generator=torch.Generator().manual_seed(4)).to(dtype)
+    key, value, slots = qkv[:, 4:6], wider[:, 3:5], tables[:, 1].long() * 4 + 2  # the seventh token's
     expected_cache = cache.clone()
-    cpu.write_kv(key, value, expected_cache, slots)
+    reference_write_kv(key, value, expected_cache, slots)
     expected = cpu.paged_decode(q, expected_cache, tables, lens)
     starts = torch.arange(7, dtype=torch.int32)
     arguments = (q, key, value, cache, starts, lens, tables, slots, 64**-0.5, cpu.NO_WINDOW)
