@@ -13,8 +13,9 @@ from minivllm.attention.cpu import cpu_backend
 from minivllm.components import Components
 from minivllm.models import compiled
 from minivllm.models.compile_cache import compile_model
-from minivllm.models.compiled import CompiledDecoder, compile_decoder
+from minivllm.models.compiled import FEW, CompiledDecoder, compile_decoder
 from minivllm.models.decoder import Decoder
+from minivllm.models.int4 import FEW_ROWS, quantize_decoder
 from minivllm.models.weights import load_model
 from minivllm.worker.model_runner import ModelRunner
 from tests.models.conftest import paged_logits, relative_error, tiny_model
@@ -131,3 +132,23 @@ def test_with_packed_weights_too(tmp_path: Path, dtype: torch.dtype) -> None:
         # bfloat16 rounds at other places when operations are fused: it may be as far from float32 as eager's roundings are
         limit = 1e-5 if dtype == torch.float32 else 1.5 * relative_error(eager.float(), reference)
         assert relative_error(got.float(), reference) < limit
+
+
+def test_int4_for_few_rows_and_bfloat16_of_the_same_numbers_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four prompts of one token are few rows; whole prompts are many."""
+    for name in ("_INDUCTOR", "_INDUCTOR_INT4"):
+        monkeypatch.setattr(compiled, name, {**getattr(compiled, name), "freezing": False, "max_autotune": False})
+    model = tiny_model("llama, tied", hidden_size=128, intermediate_size=256, num_hidden_layers=1)
+    model.save_pretrained(tmp_path / "checkpoint")
+    decoder = load_model(tmp_path / "checkpoint", dtype=torch.float32)
+    decoder.attention_backend = cpu_backend(torch.float32)
+    full = paged_logits(decoder, prompts(decoder), (64,))
+    quantize_decoder(decoder, keep_unpacked=True)
+    (tmp_path / "compiled").mkdir()
+    compile_decoder(decoder, tmp_path / "compiled")
+    ours = CompiledDecoder(tmp_path / "compiled", decoder.config, decoder.attention_backend)
+    assert FEW in ours._libraries and len(prompts(decoder)) <= FEW_ROWS
+    for chunks in ((1,), (64,)):
+        expected = paged_logits(decoder, prompts(decoder), chunks)
+        for got, eager, exact in zip(paged_logits(ours, prompts(decoder), chunks), expected, full, strict=True):
+            assert relative_error(got, eager) < 1e-3 < relative_error(got, exact)  # rounded to int4, and as eager rounds

@@ -198,3 +198,10 @@ def test_components_from_a_folder_are_the_attributes_its_files_define(tmp_path):
     parts = Components.from_dir(tmp_path)
     assert list(parts) == ["block_hash"]
     assert parts["block_hash"](None, [1]) == 7
+
+
+@pytest.mark.parametrize(("device", "tokens", "requests"), [("cpu", 512, 64), ("cuda", 8192, 256)])
+def test_the_size_of_a_step_follows_the_device_unless_it_is_said(device: str, tokens: int, requests: int) -> None:
+    config = EngineConfig().resolved(device)
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (tokens, requests)
+    assert EngineConfig(max_num_batched_tokens=96).resolved(device).max_num_batched_tokens == 96
