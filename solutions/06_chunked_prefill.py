@@ -545,7 +545,7 @@ for axes, key, title in (
 left.axhline(
     rows["whole"]["usual"], color="#555555", linestyle=":", linewidth=1, label="a usual ITL"
 )
-left.legend(loc="upper right", fontsize=8, frameon=False)
+left.legend(loc="upper left", fontsize=8, frameon=False)
 show(
     figure,
     alt="Bars against the budget. "
