@@ -124,6 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("name", metavar="NAME", help='"smollm2-135m", a folder, a Hub id, or a .gguf file')
     compile_.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="as the engine's (auto)")
     compile_.add_argument("--quantization", choices=("int4",), help="as the engine's (none)")
+    compile_.add_argument(
+        "--eagle-head",
+        metavar="FOLDER",
+        help="and this EAGLE head (default: the one in the package, if it fits)",
+    )
     compile_.set_defaults(run=_compile)
 
     commands.add_parser("bench", help="measure: bench throughput, compare, serve, spec", add_help=False)
@@ -445,6 +450,10 @@ def _compile(args: argparse.Namespace) -> int:
     import torch
 
     from minivllm.models.compile_cache import compile_model
+    from minivllm.models.hub import resolve_model
+    from minivllm.models.registry import ModelConfig
+    from minivllm.spec_decode.eagle import shipped_head
+    from minivllm.spec_decode.eagle_compiled import compile_head
     from minivllm.worker.device import choose_dtype, limit_threads
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
@@ -454,8 +463,11 @@ def _compile(args: argparse.Namespace) -> int:
     def say(stage: str) -> None:
         print(f"[{time.perf_counter() - begin:4.0f} s] {stage} ...", file=sys.stderr, flush=True)
 
-    folder = compile_model(args.name, choose_dtype(args.dtype, torch.device("cpu")), say, args.quantization)
-    print(folder)
+    dtype = choose_dtype(args.dtype, torch.device("cpu"))
+    head = Path(args.eagle_head) if args.eagle_head else shipped_head(ModelConfig.from_folder(resolve_model(args.name)))
+    if head is not None:
+        compile_head(args.name, head, dtype, say)
+    print(compile_model(args.name, dtype, say, args.quantization))
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Compiled decoders on this disk: made once, found again only by those they were made for. `compiled.py` makes and loads them.
+"""Compiled modules on this disk: made once, found again only by those they were made for. `compiled.py` makes and loads the
+decoder, `spec_decode/eagle_compiled.py` an EAGLE head.
 
     <cache>/compiled/smollm2-135m-bfloat16-4f1c.../     finished: it appears by one rename, so what is there is whole
     <cache>/compiled/.tmp-smollm2-135m-bfloat16@x/      being made, under the lock; a killed process's is removed by the next
@@ -18,7 +19,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("minivllm")
 
+SOURCES = tuple(Path(__file__).with_name(f"{name}.py") for name in ("aot", "compiled", "decoder", "layers", "linear", "rope"))
+BROKEN = (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, StopIteration)  # what a bad folder raises
 _KEY = "key.json"
-_SOURCES = ("compiled.py", "decoder.py", "layers.py", "linear.py", "rope.py")
 
 
 def load_compiled(
@@ -46,23 +48,21 @@ def load_compiled(
 
     if dtype not in DTYPES:
         return None
-    source = resolve_model(model)
-    label, key = _label(model, dtype, quantization), _key(source, dtype, quantization)
-    folder = _folder(label, key)
-    if not folder.is_dir():
-        stale = next((_difference(old, key) for old in _others(label, key)), None)
+    name, wanted = _label_and_key(model, dtype, quantization)
+    folder = find(name, wanted)
+    if folder is None:
+        stale = next((_difference(old, wanted) for old in _others(name, wanted)), None)
         reason = "it is not compiled" if stale is None else f"it is compiled for another {stale}"
         logger.info(
             "%s runs eager: %s. Once, for more speed: minivllm compile %s%s", model, reason, model, _flags(dtype, quantization)
         )
         return None
     try:
-        return CompiledDecoder(folder, ModelConfig.from_folder(source), backend)
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return CompiledDecoder(folder, ModelConfig.from_folder(resolve_model(model)), backend)
+    except BROKEN as error:
         logger.warning(
             "%s runs eager: its compiled decoder in %s is broken (%s). Delete the folder, then: minivllm compile %s%s",
-            model, folder, reason, model, _flags(dtype, quantization),
+            model, folder, first_line(error), model, _flags(dtype, quantization),
         )  # fmt: skip
         return None
 
@@ -81,8 +81,28 @@ def compile_model(
     from minivllm.models.int4 import quantize_decoder
     from minivllm.models.weights import load_model
 
-    source = resolve_model(model)
-    label, key = _label(model, dtype, quantization), _key(source, dtype, quantization)
+    def fill(folder: Path) -> None:
+        say("loading the weights")
+        decoder = load_model(resolve_model(model), dtype=dtype)
+        decoder.attention_backend = cpu_backend(dtype)
+        if quantization == "int4":
+            quantize_decoder(decoder, keep_unpacked=True)
+        compile_decoder(decoder, folder, say)
+
+    return make(*_label_and_key(model, dtype, quantization), say, fill)
+
+
+# ---------------------------------------------------------------- any compiled module
+
+
+def find(label: str, key: dict[str, Any]) -> Path | None:
+    """The finished folder, if there is one of just this key."""
+    folder = _folder(label, key)
+    return folder if folder.is_dir() else None
+
+
+def make(label: str, key: dict[str, Any], say: Callable[[str], None], fill: Callable[[Path], None]) -> Path:
+    """The folder of a key. If it is not there, `fill` makes it from an empty one, one process at a time; the others wait."""
     target = _folder(label, key)
     if target.is_dir():
         return target
@@ -94,48 +114,57 @@ def compile_model(
             shutil.rmtree(leftover, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{label}@", dir=target.parent))
         try:
-            say("loading the weights")
-            decoder = load_model(source, dtype=dtype)
-            decoder.attention_backend = cpu_backend(dtype)
-            if quantization == "int4":
-                quantize_decoder(decoder, keep_unpacked=True)
-            compile_decoder(decoder, temporary, say)
+            fill(temporary)
             (temporary / _KEY).write_text(json.dumps(key, indent=2) + "\n", encoding="utf-8")
             temporary.chmod(0o755)
             temporary.rename(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         for old in _others(label, key):
-            if _difference(old, key) in ("checkpoint", "version of minivllm"):  # nobody can use it any more
+            if _difference(old, key) in ("checkpoint", "head's files", "version of minivllm"):  # nobody can use it any more
                 shutil.rmtree(old["folder"], ignore_errors=True)
     return target
 
 
-def _label(model: str | Path, dtype: torch.dtype, quantization: str | None) -> str:
+def make_label(model: str | Path, dtype: torch.dtype, what: str | None) -> str:
     """The part of a folder's name for people."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip(".-") or "model"
-    return "-".join([name, str(dtype).removeprefix("torch."), *([quantization] if quantization else [])])
+    return "-".join([name, str(dtype).removeprefix("torch."), *([what] if what else [])])
 
 
-def _key(source: Path, dtype: torch.dtype, quantization: str | None) -> dict[str, Any]:
-    """What must be the same, in words of the log's line."""
-    files = sorted([*source.glob("*.safetensors"), source / "config.json"])
-    checkpoint = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    names = _SOURCES if quantization is None else (*_SOURCES, f"{quantization}.py")
-    source_code = "".join(_code(Path(__file__).with_name(name)) for name in names)
+def make_key(source: Path, dtype: torch.dtype, code: Sequence[Path], what: dict[str, str | None]) -> dict[str, Any]:
+    """What must be the same, in words of the log's line. code: the source files the result depends on.   what: of the
+    checkpoint in `source` is compiled."""
     import minivllm.attention.cpu  # noqa: F401 (defines the operator)
 
     operator = str(torch.ops.minivllm.cpu_attention.default._schema)  # what the library calls by name
     return {
         "model": str(source.resolve()),
         "dtype": str(dtype),
-        "quantization": quantization,
-        "checkpoint": _digest(repr(checkpoint).encode()),
-        "version of minivllm": _digest((source_code + operator).encode()),
+        **what,
+        "checkpoint": digest_of_files([*source.glob("*.safetensors"), source / "config.json"]),
+        "version of minivllm": _digest(("".join(map(_code, code)) + operator).encode()),
         "torch": torch.__version__,
         "number of threads": torch.get_num_threads(),
         "processor": _processor(),
     }
+
+
+def digest_of_files(paths: Sequence[Path]) -> str:
+    """Of their names, sizes and times: contents would take longer to read than the model to load."""
+    return _digest(repr([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(paths)]).encode())
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, for a line of the log."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _label_and_key(model: str | Path, dtype: torch.dtype, quantization: str | None) -> tuple[str, dict[str, Any]]:
+    """Of a model's decoder."""
+    code = SOURCES if quantization is None else (*SOURCES, Path(__file__).with_name(f"{quantization}.py"))
+    what = {"what": "decoder", "quantization": quantization}
+    return make_label(model, dtype, quantization), make_key(resolve_model(model), dtype, code, what)
 
 
 def _code(path: Path) -> str:
@@ -174,7 +203,7 @@ def _others(label: str, key: dict[str, Any]) -> Iterator[dict[str, Any]]:
             old = json.loads((folder / _KEY).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        same = all(old.get(name) == key[name] for name in ("model", "quantization"))
+        same = all(old.get(name) == key.get(name) for name in ("model", "what", "quantization", "head"))
         if same and folder != _folder(label, key):
             yield old | {"folder": folder}
 

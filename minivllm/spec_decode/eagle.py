@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ from minivllm.models.registry import ModelConfig
 from minivllm.models.rope import inverse_frequencies, rotary_table
 from minivllm.spec_decode.config import SpeculativeConfig
 from minivllm.spec_decode.drafting import Progress, flat_batch, next_positions, put_ids
+
+if TYPE_CHECKING:
+    from minivllm.spec_decode.eagle_compiled import CompiledHead
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHIPPED = Path(__file__).parent / "eagle_smollm2"
@@ -157,11 +161,13 @@ class EagleDrafter:
         backend: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
+        compiled: CompiledHead | None = None,
     ) -> None:
         self.k = config.num_speculative_tokens
         self.head = EagleHead.load(head_folder(config, target), target, dtype, device)
+        self.compiled = compiled
         self.embedding = embedding
-        self.rows = draft_rows(self.head, compute_logits, dtype, device)
+        self.rows = draft_rows(self.head, compute_logits, dtype, device) if compiled is None else None
         self.backend = backend
         self.dtype, self.device = dtype, device
         self.kv_config = self.head.config
@@ -178,7 +184,8 @@ class EagleDrafter:
             return []
         predicted = predicted[torch.from_numpy(progress.last).to(self.device)]
         for ahead in range(self.k):
-            ids = self.head.draft_token_ids[F.linear(predicted, self.rows).argmax(dim=-1)]
+            logits = F.linear(predicted, self.rows) if self.compiled is None else self.compiled.logits(predicted)
+            ids = self.head.draft_token_ids[logits.argmax(dim=-1)]
             drafts.append(ids)
             if ahead < self.k - 1:  # the newest token's own position, and on
                 at = next_positions(batch, rows, ahead)
@@ -190,24 +197,33 @@ class EagleDrafter:
     def _forward(
         self, next_ids: torch.Tensor, features: torch.Tensor, positions: np.ndarray, meta: AttentionMetadata
     ) -> torch.Tensor:
-        cos, sin = rotary_table(torch.from_numpy(positions).to(self.device), self.head.frequencies, self.dtype)
-        attend = partial(paged_attention, self.backend, kv_cache=self.kv_caches[0], meta=meta)
-        predicted: torch.Tensor = self.head(F.embedding(next_ids, self.embedding), features, cos, sin, attend)
+        (kv_cache,), embeds = self.kv_caches, F.embedding(next_ids, self.embedding)
+        at = torch.from_numpy(positions).to(self.device)
+        if self.compiled is not None:
+            return self.compiled(embeds, features, at, kv_cache, meta)
+        cos, sin = rotary_table(at, self.head.frequencies, self.dtype)
+        attend = partial(paged_attention, self.backend, kv_cache=kv_cache, meta=meta)
+        predicted: torch.Tensor = self.head(embeds, features, cos, sin, attend)
         return predicted
+
+
+def shipped_head(target: ModelConfig) -> Path | None:
+    """The folder of the head in this package, if it is one for a target of these sizes."""
+    facts = json.loads((SHIPPED / CONFIG).read_text(encoding="utf-8")) if (SHIPPED / CONFIG).is_file() else {}
+    fits = (facts.get("hidden_size"), facts.get("vocab_size")) == (target.hidden_size, target.vocab_size)
+    return SHIPPED if fits else None
 
 
 def head_folder(config: SpeculativeConfig, target: ModelConfig) -> Path:
     """Where the head lies: the folder that was named, or the head in this package. Raises ValueError where that does not
     fit."""
-    if config.model is not None:
-        return Path(config.model)
-    facts = json.loads((SHIPPED / CONFIG).read_text(encoding="utf-8")) if (SHIPPED / CONFIG).is_file() else {}
-    if (facts.get("hidden_size"), facts.get("vocab_size")) != (target.hidden_size, target.vocab_size):
+    folder = shipped_head(target) if config.model is None else Path(config.model)
+    if folder is None:
         raise ValueError(
             "speculative_config: the EAGLE head that ships with minivllm is for smollm2-135m. For another target, train one"
             " (`python -m minivllm.spec_decode.train_eagle --model ...`) and name its folder: 'model': '...'."
         )
-    return SHIPPED
+    return folder
 
 
 def draft_rows(

@@ -132,8 +132,9 @@ class ModelRunner:
             return None
         model = self.model
         weights = self.model_config, model.embed_tokens, model.logits
+        where = model.attention_backend, self.dtype, self.device
         with torch.inference_mode():
-            return Speculation(self.config, components, *weights, model.attention_backend, self.dtype, self.device)
+            return Speculation(self.config, components, *weights, *where, is_compiled=isinstance(model, CompiledDecoder))
 
     def _can_use_graphs(self, components: Components) -> bool:
         """On a GPU unless told otherwise. On a CPU only to try a graph_runner component: nothing is gained there."""

@@ -27,7 +27,9 @@ from minivllm.worker.input_batch import InputBatch, StepInputs
 
 
 class Speculation:
-    """kv_config: sizes of the drafter's own KV cache, None if it has none; `kv_caches` is set by whoever owns the pool."""
+    """kv_config: sizes of the drafter's own KV cache, None if it has none; `kv_caches` is set by whoever owns the pool.
+
+    `is_compiled`: the target is, so a drafter may be, too."""
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class Speculation:
         backend: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
+        is_compiled: bool = False,
     ) -> None:
         settings = config.speculative_config
         assert settings is not None
@@ -53,9 +56,11 @@ class Speculation:
 
             self.drafter = DraftModel(settings, target, backend, dtype, device, config.load_format, config.seed)
         else:
-            from minivllm.spec_decode.eagle import EagleDrafter
+            from minivllm.spec_decode.eagle import EagleDrafter, head_folder
+            from minivllm.spec_decode.eagle_compiled import load_compiled_head
 
-            self.drafter = EagleDrafter(settings, target, embedding, compute_logits, backend, dtype, device)
+            head = load_compiled_head(config.model, head_folder(settings, target), dtype) if is_compiled else None
+            self.drafter = EagleDrafter(settings, target, embedding, compute_logits, backend, dtype, device, head)
         self.needs_hidden: bool = self.drafter.needs_hidden
         self.kv_config: ModelConfig | None = self.drafter.kv_config
         self._rejection_sampler: RejectionSampler | None = None  # None: coupling, see sampling/rejection.py

@@ -11,7 +11,7 @@ import torch
 from minivllm import LLM, EngineConfig, SamplingParams
 from minivllm.attention.cpu import cpu_backend
 from minivllm.components import Components
-from minivllm.models import compiled
+from minivllm.models import aot
 from minivllm.models.compile_cache import compile_model
 from minivllm.models.compiled import FEW, CompiledDecoder, compile_decoder
 from minivllm.models.decoder import Decoder
@@ -53,7 +53,7 @@ def folder(checkpoint: Path, cache: Path) -> Path:
     """Compiled without packed weights, which is most of the compiler's time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIVLLM_CACHE", str(cache))
-        patch.setattr(compiled, "_INDUCTOR", {**compiled._INDUCTOR, "freezing": False, "max_autotune": False})
+        patch.setattr(aot, "INDUCTOR", {**aot.INDUCTOR, "freezing": False, "max_autotune": False})
         return compile_model(checkpoint, torch.float32)
 
 
@@ -136,8 +136,7 @@ def test_with_packed_weights_too(tmp_path: Path, dtype: torch.dtype) -> None:
 
 def test_int4_for_few_rows_and_bfloat16_of_the_same_numbers_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four prompts of one token are few rows; whole prompts are many."""
-    for name in ("_INDUCTOR", "_INDUCTOR_INT4"):
-        monkeypatch.setattr(compiled, name, {**getattr(compiled, name), "freezing": False, "max_autotune": False})
+    monkeypatch.setattr(aot, "INDUCTOR", {**aot.INDUCTOR, "freezing": False, "max_autotune": False})
     model = tiny_model("llama, tied", hidden_size=128, intermediate_size=256, num_hidden_layers=1)
     model.save_pretrained(tmp_path / "checkpoint")
     decoder = load_model(tmp_path / "checkpoint", dtype=torch.float32)

@@ -29,9 +29,8 @@ def head(model: Path) -> Path:
     torch.manual_seed(1)
     made = EagleHead(target.config, torch.randperm(101)[:33], torch.float32)
     with torch.no_grad():
-        for _, tensor in made.named_tensors():
-            if tensor.dim() == 2:
-                tensor.normal_(0, 0.3)
+        for _, tensor in made.named_tensors():  # memory that nobody has filled yet
+            tensor.normal_(1.0 if tensor.dim() == 1 else 0.0, 0.3)
     made.save(model / "head")
     return model / "head"
 
