@@ -29,7 +29,8 @@ FEWEST = 8  # requests of a workload: a single one is over too soon to be measur
 
 
 class EngineProcess:
-    """An engine that was started and waits for work. Raises RuntimeError if it ends; its message is on our stderr."""
+    """An engine that was started and waits for work. Raises ValueError if it does not start, or ends; its message is on our
+    stderr."""
 
     def __init__(self, name: str, spec: dict[str, Any], python: str | None = None) -> None:
         self.name = name
@@ -39,7 +40,7 @@ class EngineProcess:
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         except OSError as error:
-            raise RuntimeError(f"{name} does not start: {error}. Give the path of a Python interpreter.") from error
+            raise ValueError(f"{name} does not start: {error}. Give the path of a Python interpreter.") from error
         self.about = self.ask(spec | ({"quantization": "int4"} if name == OURS_INT4 else {}))
 
     def ask(self, work: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +51,7 @@ class EngineProcess:
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
-            raise RuntimeError(
+            raise ValueError(
                 f"{self.name} ended with exit code {code}; its message is above. Command: {' '.join(self._command)}"
             )
         answer: dict[str, Any] = json.loads(line)

@@ -24,8 +24,8 @@ from minivllm.models.linear import Linear
 
 GROUP = 32
 ROWS = 16  # the kernel takes the matrix's rows by so many
-# Of x. For one row this kernel took half the time of a packed bfloat16 product, for eight rows longer; between them it was not
-# measured.
+# Of x. SmolLM2-135M's layers, compiled, 2 cores with AMX, medians: at 1, 2, 3, 4, 5, 6, 8 rows 10, 12, 13, 16, 27, 21, 27 ms
+# with this kernel, 20, 20, 19, 22, 24, 20, 21 ms as bfloat16.
 FEW_ROWS = 4
 DTYPES = (torch.bfloat16, torch.float32)
 EITHER, PACKED, UNPACKED = "either", "packed", "unpacked"

@@ -69,13 +69,13 @@ def test_the_table_and_the_plot_are_made_of_the_result(result: dict[str, Any], t
 
 def test_an_engine_that_ends_is_named_with_its_command(interpreter: str) -> None:
     engine = EngineProcess("vllm", {}, interpreter)
-    with pytest.raises(RuntimeError, match=r"vllm ended with exit code 3.*peers\.py vllm"):
+    with pytest.raises(ValueError, match=r"vllm ended with exit code 3.*peers\.py vllm"):
         engine.ask({"prompts": []})
     engine.close()
 
 
 def test_an_interpreter_that_is_not_there_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"vllm does not start: .*no/python"):
+    with pytest.raises(ValueError, match=r"vllm does not start: .*no/python"):
         EngineProcess("vllm", {}, "/no/python")
 
 
