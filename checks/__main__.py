@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from typing import Any
 
 FOR_INSTRUCTORS = ("build", "grade", "release")  # a student folder does not have them
 
 
-def main(arguments: list[str] | None = None) -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m checks", description="The labs' tools.")
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="make the notebooks of solutions/ and labs/ from solutions/*.py")
@@ -44,6 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
     unpack = commands.add_parser("unpack", help="put a packed work in its places; what it replaces is kept")
     unpack.add_argument("file", metavar="FILE")
     unpack.add_argument("--into", metavar="FOLDER", help="where the notebooks go; default: labs/")
+    _add_for_instructors(commands)
+    return parser
+
+
+def _add_for_instructors(commands: Any) -> None:
     release = commands.add_parser("release", help="for instructors: the folder a student is given, or an nbgrader course")
     release.add_argument("--labs", metavar="LABS", help="such as 00-07 or 04,05; default: all")
     release.add_argument("--out", required=True, metavar="DIR", help="a new folder")
@@ -62,6 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
     grade.add_argument("--exercise", metavar="N.M", help="regrade this exercise alone; all else stays as it was")
     grade.add_argument("--no-nbval", action="store_true", help="points only; do not run the notebooks as a whole")
     grade.add_argument("--container", action="store_true", help="in a container (docker or podman)")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = _parser()
     options = parser.parse_args(arguments)
     if options.command in FOR_INSTRUCTORS and importlib.util.find_spec("checks.grading") is None:
         parser.error(f"{options.command} is for instructors, and not part of what you were given")
