@@ -57,7 +57,7 @@ def compile_parts(
 ) -> None:
     """Compile each part into an existing folder, and save the weights of all. Each is traced before the next is asked for.
 
-    `mapped`: further tensors, saved first; whoever loads them maps them. Raises ValueError where there is no compiler, or no
+    `mapped`: further tensors (an embedding [vocab, hidden]), saved first; whoever loads them maps them. Raises ValueError where there is no compiler, or no
     saving of what the processor packs."""
     from torch._inductor.utils import fresh_cache
 
