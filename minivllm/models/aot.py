@@ -57,8 +57,8 @@ def compile_parts(
 ) -> None:
     """Compile each part into an existing folder, and save the weights of all. Each is traced before the next is asked for.
 
-    `mapped`: further tensors (an embedding [vocab, hidden]), saved first; whoever loads them maps them. Raises ValueError where there is no compiler, or no
-    saving of what the processor packs."""
+    `mapped`: further tensors (an embedding [vocab, hidden]), saved first; whoever loads them maps them. Raises ValueError where
+    there is no compiler, or no saving of what the processor packs."""
     from torch._inductor.utils import fresh_cache
 
     weights = {name: tensor.detach() for name, tensor in (mapped or {}).items()}
@@ -92,8 +92,9 @@ def load_parts(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict
 
 
 def attend_with(kv_caches: Sequence[torch.Tensor], *shape: torch.Tensor) -> Attend:
-    """`attend` for a module's layers, in order, as calls of the operator. shape: query_start_loc, seq_lens, block_tables and
-    slot_mapping of the batch, as in AttentionMetadata."""
+    """`attend` for a module's layers, in order, as calls of the operator. kv_caches: one a layer, each [2, num_blocks,
+    block_size, num_kv_heads, head_dim].   shape: query_start_loc [B + 1], seq_lens [B], block_tables [B, M] and slot_mapping
+    [T] of the batch, as in AttentionMetadata."""
     from minivllm.attention.cpu import NO_WINDOW
 
     caches = iter(kv_caches)
@@ -124,7 +125,8 @@ def open_dimensions() -> tuple[dict[int, Any], tuple[Any, ...], dict[int, Any], 
 def example_batch(
     config: ModelConfig, dtype: torch.dtype, num_tokens: int = EXAMPLE_TOKENS
 ) -> tuple[torch.Tensor, AttentionMetadata, list[torch.Tensor]]:
-    """Positions, shape and caches of a batch: decodes of one token each, in blocks of their own, and a prompt of the rest."""
+    """Positions [num_tokens], shape, and a cache for each layer, of a batch: decodes of one token each, in blocks of their own,
+    and a prompt of the rest."""
     decodes, block_size = num_tokens // 2, 16
     blocks_of_prompt = -(-(num_tokens - decodes) // block_size)
     tables = np.zeros((decodes + 1, blocks_of_prompt + 1), dtype=np.int32)  # tracing takes a dimension of 1 for a constant
