@@ -9,9 +9,14 @@ BIN := $(VENV)/bin
 endif
 PY := $(BIN)/python
 
-# Tests that need neither the real model nor a Jupyter kernel.
-FAST := tests/core tests/sim tests/sampling tests/text tests/package tests/bench tests/observe tests/worker tests/attention \
-	tests/labs/test_build.py tests/labs/test_quiz.py tests/labs/test_stages.py tests/grading/test_outputs.py
+# Something of every room, in seconds: tests that need neither the real model, nor a Jupyter kernel, nor a process of their own.
+FAST := tests/core tests/sim tests/sampling tests/text tests/package tests/observe tests/worker tests/attention \
+	tests/models/test_registry.py tests/models/test_linear.py tests/api/test_stream.py \
+	tests/spec_decode/test_ngram.py tests/spec_decode/test_config.py tests/serving/test_wire.py \
+	tests/labs/test_build.py tests/labs/test_quiz.py tests/labs/test_stages.py tests/grading/test_outputs.py \
+	tests/bench/test_workloads.py tests/bench/test_replay.py \
+	--ignore tests/attention/test_cpu.py --ignore tests/attention/test_triton_compile.py --ignore tests/text/test_chat.py
+TEST := -m pytest -p no:cacheprovider -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test check fuzz lab build clean
 help:
@@ -40,13 +45,14 @@ lab: $(VENV)/.all
 	cd labs && ../$(PY) -m jupyterlab
 
 test: $(VENV)/.all
-	$(PY) -m pytest tests -p no:cacheprovider -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PY) $(TEST) tests $(PYTEST_ARGS)
 
+check: export HYPOTHESIS_PROFILE := check
 check: $(VENV)/.all
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest $(FAST) -q -m "not slow" -x $(PYTEST_ARGS)
+	$(PY) $(TEST) -p no:nbval $(FAST) -q -m "not slow" -x $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.all
 	$(PY) -m tests.fuzz --seconds $(or $(SECONDS_OF_SEARCH),600)

@@ -29,6 +29,7 @@
 
 # %% id="setup"
 import inspect
+import time
 
 import torch
 import torch.nn.functional as F
@@ -377,33 +378,46 @@ LAYERS = [
 PARTS = ("layers' matrices", "attention", "logits")
 
 
-def runs_of(length):
-    """What to run for each part: attention, and whole layers, of those in LAYERS, and the
-    logits."""
+def runs_of(length, some):
+    """What to run for each part: attention, and whole layers, with the weights in `some`, and
+    the logits."""
     x = torch.randn(length, config.hidden_size, device=lab.device)
     q = torch.randn(length, config.num_heads, config.head_dim, device=lab.device)
     k, v = torch.randn(2, length, config.num_kv_heads, config.head_dim, device=lab.device)
     positions = torch.arange(length, device=lab.device)
     return (
-        lambda: [causal_attention(q, k, v) for _ in LAYERS],
-        lambda: [decoder_layer(x, weights, positions) for weights in LAYERS],
+        lambda: [causal_attention(q, k, v) for _ in some],
+        lambda: [decoder_layer(x, weights, positions) for weights in some],
         lambda: decoder.logits(x),
     )
 
 
-def by_part(attention, layers, logits):
+def by_part(attention, layers, logits, some):
     """Amounts for the whole model: attention's share is taken out of the layers'."""
-    times = config.num_layers / len(LAYERS)
+    times = config.num_layers / len(some)
     return dict(zip(PARTS, (times * max(layers - attention, 0), times * attention, logits)))
 
 
-counted = {}
+def too_long(length, last, begin):
+    """Whether `length` tokens would take minutes, judged by `last` tokens, which took from `begin`
+    until now: attention's time grows with the square."""
+    minutes = (time.perf_counter() - begin) * (length / last) ** 2 / 60
+    if last > 1 and minutes > 1:
+        print(f"{length:5} tokens left out: about {minutes:.0f} min. Loops are right, and slow.")
+    return last > 1 and minutes > 1
+
+
+counted, last, begin = {}, 1, 0.0
 with torch.inference_mode():
-    for length in (1, 256, 1024):
-        attention, layers, logits = (count_work(run) for run in runs_of(length))
+    for length in (1, 64, 256, 1024):
+        if too_long(length, last, begin):
+            break
+        last, begin = length, time.perf_counter()
+        one = LAYERS[:1]  # all layers do the same
+        attention, layers, logits = (count_work(run) for run in runs_of(length, one))
         counted[length] = {
-            "operations": by_part(attention.flops, layers.flops, logits.flops),
-            "bytes": by_part(attention.bytes, layers.bytes, logits.bytes),
+            "operations": by_part(attention.flops, layers.flops, logits.flops, one),
+            "bytes": by_part(attention.bytes, layers.bytes, logits.bytes, one),
         }
         for unit, parts in counted[length].items():
             shares = ", ".join(
@@ -454,24 +468,26 @@ show(
 # layers' operations and most of their bytes. Which of the two does the clock follow?
 
 # %% id="experiment-measure"
-measured = {}
+measured, last, begin = {}, 1, 0.0
 with torch.inference_mode():
     for length in (16, 64, 256, 1024):
+        if too_long(length, last, begin):
+            break
+        last, begin = length, time.perf_counter()
         seconds = 0.1 if lab.fast else 0.4
-        attention, layers, logits = (best_time(run, seconds) for run in runs_of(length))
-        measured[length] = by_part(attention, layers, logits)
+        attention, layers, logits = (best_time(run, seconds) for run in runs_of(length, LAYERS))
+        measured[length] = by_part(attention, layers, logits, LAYERS)
         total = sum(measured[length].values())
         part = measured[length]["attention"] / total
         print(f"{length:5} tokens: {1000 * total:8.0f} ms, {part:4.0%} of it attention", flush=True)
-        if length == 256 and (
-            lab.fast or layers > 2
-        ):  # 1,024 tokens take four to sixteen times as long
+        if length == 256 and lab.fast:
             break
 
+length = min(256, max(measured))
 save_result(
     "01",
-    tokens_per_second=1 / sum(measured[256].values()),
-    what="one forward of 256 tokens for each token",
+    tokens_per_second=1 / sum(measured[length].values()),
+    what=f"one forward of {length} tokens for each token",
     data={"device": lab.device, "dtype": "float32", "model": lab.model, "seconds": measured},
 )
 

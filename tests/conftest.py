@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=_QUIET, print_blob=True)
+settings.register_profile("check", parent=settings.get_profile("ci"), max_examples=20)  # `make check`
 settings.register_profile("fuzz", max_examples=5000, deadline=None, suppress_health_check=_QUIET, print_blob=True)
 settings.register_profile("round", max_examples=400, deadline=None, suppress_health_check=_QUIET, print_blob=True)  # fuzz.py
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

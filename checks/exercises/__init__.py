@@ -26,6 +26,7 @@ CATEGORIES = frozenset(
     {
         "passed", "not attempted", "syntax", "missing function", "signature", "missing package", "undefined name", "exception",
         "exit", "time", "memory", "output", "wrong type", "wrong shape", "wrong value", "wrong calls", "input changed",
+        "does not compile",
     }
 )  # fmt: skip
 
@@ -51,6 +52,16 @@ Case = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Second:
+    """What is asked of a cell whose cases are all right, in a child of its own, which another state of the process decides
+    (Triton interprets or compiles, once and for all). `run` is its key in RUN. Its cases are no secret and are not counted."""
+
+    run: str
+    cases: Callable[[], list[Case]]
+    judge: Callable[[Case, Any], Verdict]
+
+
+@dataclass(frozen=True)
 class Check:
     """How an exercise is checked. Every case has a key "call": the call it makes, as a student would write it. `difficulty` is
     1 to 3; `hints` go from a nudge to nearly the answer. `why_not` gives the reason why it cannot be checked on this machine.
@@ -63,6 +74,7 @@ class Check:
     hints: tuple[str, ...]
     limits: Limits = field(default_factory=Limits)
     why_not: Callable[[], str | None] = lambda: None
+    second: Second | None = None
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ too."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from checks.exercises import Case, Check, Row, Verdict, check_of, runner_of
+from checks.exercises import Case, Row, Verdict, check_of, runner_of
 from checks.sandbox.cell import find_function, is_stub, name_of
 from checks.sandbox.jail import Jail
 from checks.sandbox.sandbox import HAS_FORK, Limits, Outcome, Request, run_in_child
+
+Judge = Callable[[Case, Any], Verdict]
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,26 @@ def evaluate(
     if verdict:
         return Report(verdict, None, len(cases), 0, "")
     limits = limits or check.limits
-    request = Request(source, f"<exercise {row.id}>", row.functions, runner_of(row), row.id, cases)
-    if grading is not None:
-        request = replace(request, tree=grading.tree, strict=True, forbidden=grading.forbidden)
-    outcome = run_in_child(request, limits, fork=fork, jail=grading.jail if grading else None)
     words = _Words(source, notebook or {}, limits)
-    verdicts = _verdicts(check, cases, outcome, words)
+
+    def report_of(run: str, judge: Judge, cases: list[Case]) -> Report:
+        request = Request(source, f"<exercise {row.id}>", row.functions, runner_of(row), run, cases)
+        if grading is not None:
+            request = replace(request, tree=grading.tree, strict=True, forbidden=grading.forbidden)
+        return _report(judge, cases, run_in_child(request, limits, fork=fork, jail=grading.jail if grading else None), words)
+
+    report = report_of(row.id, check.judge, cases)
+    if check.second is None or not report.passed:
+        return report
+    second = report_of(check.second.run, check.second.judge, check.second.cases())
+    if second.passed:  # what the student's code printed has been shown once
+        return replace(report, withheld=report.withheld or second.withheld)
+    return replace(second, call=None, cases=report.cases, right=report.right, output=report.output)
+
+
+def _report(judge: Judge, cases: list[Case], outcome: Outcome, words: _Words) -> Report:
+    """The first verdict that is not right, if there is one."""
+    verdicts = _verdicts(judge, cases, outcome, words)
     right = sum(v.passed for v in verdicts)
     withheld = any(m.get("withheld") for m in outcome.messages)
     for index, verdict in enumerate(verdicts):
@@ -107,14 +123,14 @@ def before_running(row: Row, source: str) -> Verdict | None:
     )
 
 
-def _verdicts(check: Check, cases: list[dict[str, Any]], outcome: Outcome, words: _Words) -> list[Verdict]:
+def _verdicts(judge: Judge, cases: list[dict[str, Any]], outcome: Outcome, words: _Words) -> list[Verdict]:
     """One verdict a case, as far as it came; how the child ended is the verdict on the case it ended in."""
     verdicts: list[Verdict] = []
     for message in outcome.messages:
         if message["kind"] == "problem":
             verdicts.append(_in_words(words, message))
         elif message["kind"] == "result" and len(verdicts) < len(cases):
-            verdicts.append(_judge(check, cases[len(verdicts)], message.get("output")))
+            verdicts.append(_judge(judge, cases[len(verdicts)], message.get("output")))
     if outcome.ended != "done":
         verdicts.append(words.end(outcome))
     elif len(verdicts) < len(cases) and all(v.passed for v in verdicts):  # "done" without the results: someone else said it
@@ -129,9 +145,9 @@ def _in_words(words: _Words, message: dict[str, Any]) -> Verdict:
         return Verdict("exit", "The code wrote into the check's own channel.")
 
 
-def _judge(check: Check, case: dict[str, Any], output: Any) -> Verdict:
+def _judge(judge: Judge, case: Case, output: Any) -> Verdict:
     try:
-        return check.judge(case, output)
+        return judge(case, output)
     except Exception as error:  # the answer has a form no judge expects
         return Verdict("wrong type", f"The result could not be read ({type(error).__name__}: {error}).")
 
@@ -172,6 +188,9 @@ class _Words:
             )
         if kind == "MemoryError" or "allocate memory" in problem["message"]:
             return Verdict("memory", self._memory() + self._at(problem))
+        if "unsupported ScalarType BFloat16" in problem["message"]:
+            told = "NumPy knows no bfloat16: x.float() first, then .numpy()."
+            return Verdict("exception", f"{kind}: {problem['message']}. {told}{self._at(problem)}")
         if kind == "KeyError":  # its message is the key alone
             return Verdict("exception", f"KeyError: a dict has no key {problem['message']}.{self._at(problem)}")
         return Verdict("exception", f"{kind}: {problem['message']}{self._at(problem)}")

@@ -27,7 +27,7 @@ from checks.sandbox.plain import Opaque
 # ---------------------------------------------------------------------------------------------------------- 1.1 apply_rope
 
 
-def rope_cases(seed: int) -> list[Case]:
+def rope_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"1.1:{seed}")
     by_hand: list[tuple[list[list[list[float]]], list[int], float]] = [
         ([[[1.0, 2.0]]], [0], 16.0),
@@ -40,8 +40,8 @@ def rope_cases(seed: int) -> list[Case]:
     ]
     cases = [_rope_case(torch.tensor(x), positions, theta) for x, positions, theta in by_hand]
     for T, heads, D, last, theta in ((3, 2, 8, 9, 1e4), (5, 3, 64, 8192, 1e5), (4, 9, 64, 8192, 1e6)):
-        positions = [rng.randrange(last) for _ in range(T)]
-        cases.append(_rope_case(_random(rng, T, heads, D), positions, theta))
+        positions = [rng.randrange(last) for _ in range(T * scale)]
+        cases.append(_rope_case(_random(rng, T * scale, heads, D), positions, theta))
     narrow = _random(rng, 4, 2, 4).to(torch.bfloat16)
     cases.append(_rope_case(narrow, [0, 100, 257, rng.randrange(1000, 8000) | 1], 16.0))
     return cases
@@ -89,7 +89,7 @@ def _rope_picture(case: Case, t: int, h: int, right: torch.Tensor, returned: tor
 # ---------------------------------------------------------------------------------------------------- 1.2 causal_attention
 
 
-def attention_cases(seed: int) -> list[Case]:
+def attention_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"1.2:{seed}")
     # T, S, H, Hkv, D, options. The values of the small ones are rows of a unit matrix, so that the result shows the weights.
     shapes: list[tuple[int, int, int, int, int, dict[str, Any]]] = [
@@ -110,7 +110,9 @@ def attention_cases(seed: int) -> list[Case]:
     cases = [_attention_case(rng, *shape) for shape in shapes]
     large = _attention_case(rng, 3, 4, 1, 1, 4, {})
     cases.append(_attention_call({**large, "q": (40 * large["q"]).round()}))  # scores of hundreds: exp of them overflows
-    for T, S, H, Hkv, D in ((6, 6, 9, 3, 64), (1, 40, 8, 2, 16), (17, 50, 4, 4, 32)):
+    low = {name: sign * (30 + large[name]) for name, sign in (("q", 1), ("k", -1))}  # all scores below -1,000
+    cases.append(_attention_call({**large, **low}))
+    for T, S, H, Hkv, D in ((6 * scale, 6 * scale, 9, 3, 64), (1, 40 * scale, 8, 2, 16), (17 * scale, 50 * scale, 4, 4, 32)):
         cases.append(_attention_case(rng, T, S, H, Hkv, D, {}))
     narrow = _attention_case(rng, 4, 6, 4, 2, 8, {})
     cases.append(_attention_call({**narrow, **{name: narrow[name].to(torch.bfloat16) for name in "qkv"}}))
@@ -147,7 +149,9 @@ def judge_attention(case: Case, output: Any) -> Verdict:
         return RIGHT
     t, h = wrong.any(-1).nonzero()[0].tolist()
     why = next((words for change, words in ATTENTION_MISTAKES if _close(returned, attention(case, **change), slack)), "")
-    if not why and case["q"].dtype != torch.float32:
+    if float((case["q"][:, 0].double() @ case["k"][:, 0].double().T).max()) < -1000:
+        why = "All scores are below -1,000 here. A hidden one must be -inf: -100, or 0, is larger than those that count."
+    elif not why and case["q"].dtype != torch.float32:
         why = "The inputs are bfloat16, which has 8 bits for a number: convert to float32 before you multiply (.float())."
     return Verdict("wrong value", "\n".join([*_attention_picture(case, t, h, right, returned), why]).rstrip())
 
@@ -179,7 +183,7 @@ def _attention_picture(case: Case, t: int, h: int, right: torch.Tensor, returned
 # ------------------------------------------------------------------------------------------------------- 1.3 decoder_layer
 
 
-def layer_cases(seed: int) -> list[Case]:
+def layer_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"1.3:{seed}")
     # positions, hidden, heads, KV heads, head_dim, intermediate, eps
     shapes: list[tuple[list[int], int, int, int, int, int, float]] = [
@@ -191,7 +195,7 @@ def layer_cases(seed: int) -> list[Case]:
         ([0, 1], 4, 2, 1, 2, 4, 0.5),
     ]
     cases = [_layer_case(rng, *shape, theta=100.0) for shape in shapes]
-    cases.append(_layer_case(rng, sorted(rng.sample(range(60), 7)), 24, 6, 2, 8, 40, 1e-5, theta=1e5))
+    cases.append(_layer_case(rng, sorted(rng.sample(range(60 * scale), 7 * scale)), 24, 6, 2, 8, 40, 1e-5, theta=1e5))
     return cases
 
 
@@ -312,7 +316,8 @@ CHECKS = {
         hints=(
             "Start from the angles: positions [T] times frequencies [D/2] is a table [T, D/2]. The frequencies are"
             " theta ** (-2i / D) for"
-            " i = 0 .. D/2 - 1, so torch.arange(0, D, 2) / D is the exponent without its sign.",
+            " i = 0 .. D/2 - 1, so torch.arange(0, D, 2) / D is the exponent without its sign. Loops are right too: for each"
+            " token t and plane i one angle, and with it the numbers i and i + D/2 of each of its heads.",
             "cos and sin are [T, D/2], x is [T, num_heads, D]. Give them a dimension for the heads: cos[:, None, :]."
             " And cut x in"
             " two halves, first and second, with x.chunk(2, dim=-1).",
@@ -328,7 +333,8 @@ CHECKS = {
         hints=(
             "Three steps: scores [H, T, S] from q and k, the mask, softmax and the sum over v. For grouped queries,"
             " first repeat the heads"
-            " of k and v so that there are H: repeat_interleave(H // Hkv, dim=1).",
+            " of k and v so that there are H: repeat_interleave(H // Hkv, dim=1). Loops are right too: for each query t and"
+            " head h, whose KV head is h // (H // Hkv), the scores of the keys it sees, their softmax, the weighted sum.",
             'torch.einsum("thd,shd->hts", q, k) makes the scores. For the mask, write down where each query stands'
             " (torch.arange(S - T, S)) and where each key stands (torch.arange(S)), and compare [:, None] with [None, :].",
             "hidden = key position > query position; with a window also key position <= query position - window. Then"

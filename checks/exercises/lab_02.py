@@ -330,7 +330,7 @@ def _kept_lines(rule: Allowed, kept: frozenset[int]) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------ 2.2 temperature and top-k
 
 
-def temperature_top_k_cases(seed: int) -> list[Case]:
+def temperature_top_k_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"2.2:{seed}")
     by_hand: list[tuple[str, list[list[float]], list[float]]] = [
         ("apply_temperature", [[1.0, 2.0, 4.0]], [2.0]),
@@ -351,7 +351,7 @@ def temperature_top_k_cases(seed: int) -> list[Case]:
         ("apply_top_k", [[NEG_INF, 3.0, NEG_INF, 1.0], [-5.0, -1.0, -3.0, -2.0]], [1, 2]),
     ]
     cases = [_logits_case(*parts) for parts in by_hand]
-    for B, V in ((2, 6), (4, 30), (8, 1000)):
+    for B, V in ((2, 6), (4, 30), (8, 1000 * scale)):
         logits = [[round(rng.gauss(0, 3), 3) for _ in range(V)] for _ in range(B)]
         cases.append(_logits_case("apply_temperature", logits, [rng.choice([0.0, 0.3, 1.0, 1.7]) for _ in range(B)]))
         cases.append(_logits_case("apply_top_k", logits, [rng.choice([0, 1, 2, V // 2, V - 1, V]) for _ in range(B)]))
@@ -425,7 +425,7 @@ def _temperature_reason(case: Case, row: int, before: torch.Tensor, after: torch
 # ---------------------------------------------------------------------------------------------------------------- 2.3 top-p
 
 
-def top_p_cases(seed: int) -> list[Case]:
+def top_p_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"2.3:{seed}")
     tenths = [0.1, 0.2, 0.3, 0.4]
     by_hand: list[tuple[list[list[float]], list[float]]] = [
@@ -447,7 +447,7 @@ def top_p_cases(seed: int) -> list[Case]:
     if torch.tensor(exact).softmax(-1)[1] == 0.5:
         by_hand.append(([exact], [0.5]))
     cases = [_logits_case("apply_top_p", logits, p) for logits, p in by_hand]
-    for B, V in ((2, 6), (4, 40), (8, 1000)):
+    for B, V in ((2, 6), (4, 40), (8, 1000 * scale)):
         logits = [[round(rng.gauss(0, 3), 3) for _ in range(V)] for _ in range(B)]
         logits[0] = [30.0, *[round(rng.gauss(-8, 1), 3) for _ in range(V - 1)]]  # a tail that rounding swallows
         p = [1.0, *[_clear_p(rng, row) for row in logits[1:]]]

@@ -16,7 +16,7 @@ from checks.sandbox.plain import Opaque
 # ------------------------------------------------------------------------------------------------ 3.1 ContiguousKVCache
 
 
-def cache_cases(seed: int) -> list[Case]:
+def cache_cases(seed: int, scale: int = 1) -> list[Case]:
     """Scripts of calls: "a0x3" appends 3 tokens to layer 0, "v0" views it. Token numbers follow from what has been kept."""
     rng = random.Random(f"3.1:{seed}")
     by_hand = [
@@ -33,7 +33,7 @@ def cache_cases(seed: int) -> list[Case]:
     ]
     cases = [_cache_case(layers, max_len, script) for layers, max_len, script in by_hand]
     for _ in range(3):
-        layers, max_len = rng.randint(2, 4), rng.randint(9, 15)
+        layers, max_len = rng.randint(2, 4), rng.randint(9 * scale, 15 * scale)
         prompt = rng.randint(2, max_len - 3)
         steps = [prompt, *[1] * (max_len - prompt)]
         script = " ".join(f"a{layer}x{n} v{layer}" for n in steps for layer in range(layers))

@@ -184,6 +184,8 @@ def decode_inputs(case: Case) -> dict[str, torch.Tensor]:
     if case["close_scores"]:  # all scores near 100, where bfloat16 has steps of 0.5
         q = 5 + 0.2 * q
         kv_cache[0] = 5 + 0.2 * kv_cache[0]
+    if case["low_scores"]:  # all below -1,000
+        q, kv_cache[0] = 30 + q, kv_cache[0] - 30
     dtype = getattr(torch, case["dtype"])
     return {
         "q": q.to(dtype),

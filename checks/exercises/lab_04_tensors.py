@@ -206,7 +206,7 @@ def decode_cases(seed: int, scale: int = 1) -> list[Case]:
         {"block_tables": [[2, 1]], "seq_lens": [6], "heads": 1, "kv_heads": 1},
         {"block_tables": [[2, 1]], "seq_lens": [1], "heads": 1, "kv_heads": 1},
         {"block_tables": [[3, 1]], "seq_lens": [7], "heads": 4, "kv_heads": 2},
-        {"block_tables": [[3, 1], [2, 4]], "seq_lens": [7, 5], "heads": 2, "kv_heads": 1},
+        {"block_tables": [[3, 1], [2, 4]], "seq_lens": [7, 5], "heads": 2, "kv_heads": 1, "low_scores": True},
         {"block_tables": [[5, 3, 1], [2, 0, 0]], "seq_lens": [9, 4], "heads": 2, "kv_heads": 2},
         {"block_tables": [[3, 1]], "seq_lens": [6], "heads": 2, "kv_heads": 2, "stale": "nan"},
         {"block_tables": [[5, 3, 1], [2, 0, 0], [4, 6, 0]], "seq_lens": [12, 1, 5], "heads": 6, "kv_heads": 2, "stale": "nan"},
@@ -231,6 +231,7 @@ def _decode_case(seed: int, block_tables: list[list[int]], seq_lens: list[int], 
     case = {
         "seed": seed, "block_tables": block_tables, "seq_lens": seq_lens, "heads": heads, "kv_heads": kv_heads,
         "num_blocks": 7, "block_size": 4, "dim": 4, "dtype": "float32", "stale": "large", "close_scores": False,
+        "low_scores": False,
         **more,
     }  # fmt: skip
     q, cache = [len(seq_lens), heads, case["dim"]], [2, case["num_blocks"], case["block_size"], kv_heads, case["dim"]]
@@ -283,6 +284,8 @@ def _judge_row(case: Case, inputs: dict[str, torch.Tensor], returned: torch.Tens
                 " values out, or replace them by 0."
             )
         return told + " NaN comes out of a softmax over nothing but -inf."
+    if case["low_scores"] and is_right(torch.zeros_like(found)):  # all of the weight is where no token is
+        return told + " All scores are below -1,000 here. A masked one must be -inf: -100 is larger than those that count."
     for other, why in _other_ways(case, inputs, row, head, slots, kv_head):
         if is_right(other):
             return f"{told} {why}"

@@ -7,6 +7,7 @@ Exercise 5.3's model of a step is in lab_05_steps.py.
 from __future__ import annotations
 
 import random
+from string import ascii_uppercase
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Check, Verdict
@@ -198,7 +199,7 @@ def _why_finish(case: Case, returned: Any, wanted: str | None) -> str:
 # ----------------------------------------------------------------------------------------------------------- 5.3 schedule
 
 
-def schedule_cases(seed: int) -> list[Case]:
+def schedule_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"5.3:{seed}")
     by_hand: list[tuple[str, dict[str, Any]]] = [
         ("A5+3 .", {"budget": 16}),
@@ -223,7 +224,7 @@ def schedule_cases(seed: int) -> list[Case]:
     cases = [steps_case(whole_prompts, script, chunks=False, **settings) for script, settings in by_hand]
     for blocks, seats, policy in ((12, 3, "fcfs"), (10, 8, "priority"), (30, 4, "fcfs")):
         words = []
-        for name in "ABCDEFGH":
+        for name in ascii_uppercase[: min(26, 8 * scale)]:
             words += [f"{name}{rng.randint(1, 14)}+{rng.randint(1, 9)}@{rng.randint(0, 3)}", rng.choice([".", "..", ""])]
         script = " ".join([*filter(None, words), "..."])
         cases.append(steps_case(whole_prompts, script, chunks=False, budget=24, seats=seats, blocks=blocks, policy=policy))
@@ -301,8 +302,9 @@ def _blocks(tokens: int) -> int:
 # ------------------------------------------------------------------------------------------- 5.4 pick_victim and preempt
 
 
-def preempt_cases(seed: int) -> list[Case]:
-    """Requests are [name, prompt tokens, outputs so far, priority], in the order they came."""
+def preempt_cases(seed: int, scale: int = 1) -> list[Case]:
+    """Requests are [name, prompt tokens, outputs so far, priority], in the order they came, or in that of `came`: who gave way
+    and was admitted again runs behind those who came later."""
     rng = random.Random(f"5.4:{seed}")
     three = [["A", 7, 2, 0], ["B", 3, 1, 0], ["C", 6, 4, 0]]
     ranked = [["A", 3, 1, 1], ["B", 6, 2, 2], ["C", 3, 1, 2], ["D", 5, 1, 0]]
@@ -314,15 +316,15 @@ def preempt_cases(seed: int) -> list[Case]:
         (three[:1], [], "pick", {}),
         (three, [], "preempt:A", {}),
         (ranked, [], "pick", {"policy": "priority"}),
-        (ranked, [["E", 2, 0, 1]], "pick pick pick pick", {"policy": "priority"}),
+        (ranked, [["E", 2, 0, 1]], "pick pick pick pick", {"policy": "priority", "came": "ACBD"}),
         (ranked, [["E", 2, 0, 3]], "preempt:D pick", {"policy": "priority"}),
         (three, [], "pick", {"caching": True}),
         (three, [], "preempt:C", {"num_preemptions": 2}),
     ]
     for policy in ("fcfs", "priority"):
-        names = iter("ABCDEFGHIJ")
-        running = [[next(names), rng.randint(1, 20), rng.randint(1, 6), rng.randint(0, 3)] for _ in range(6)]
-        waiting = [[next(names), rng.randint(1, 20), 0, rng.randint(0, 3)] for _ in range(3)]
+        names = iter(ascii_uppercase)
+        running = [[next(names), rng.randint(1, 20), rng.randint(1, 6), rng.randint(0, 3)] for _ in range(min(6 * scale, 18))]
+        waiting = [[next(names), rng.randint(1, 20), 0, rng.randint(0, 3)] for _ in range(min(3 * scale, 8))]
         by_hand.append((running, waiting, "pick pick pick pick", {"policy": policy}))
     return [_preempt_case(*parts) for parts in by_hand]
 
@@ -337,6 +339,7 @@ def _preempt_case(running: list[list[Any]], waiting: list[list[Any]], script: st
     do = "; ".join("preempt(pick_victim())" if word == "pick" else f"preempt({word[-1]})" for word in words)
     earlier = settings.get("num_preemptions", 0)
     do += f" (each was preempted {times(earlier)} before)" if earlier else ""
+    do += f"; they came in the order {', '.join(settings['came'])}" if "came" in settings else ""
     call = f"{'priority' if ranked else 'fcfs'}, running {told(running)}, waiting {told(waiting)}: {do}"
     return {"running": running, "waiting": waiting, "script": words, "policy": "fcfs", **settings, "call": call}
 
@@ -346,6 +349,7 @@ def judge_preempt(case: Case, output: Any) -> Verdict:
         return Verdict("missing function", f"The class in this cell has no {missing[0]} of its own: it was inherited.")
     ranked = case["policy"] == "priority"
     order = {r[0]: (r[3], i) for i, r in enumerate([*case["running"], *case["waiting"]])}
+    order |= {name: (order[name][0], i) for i, name in enumerate(case.get("came", ""))}
     size = {r[0]: r[1] + r[2] for r in case["running"]}
     running, waiting = [r[0] for r in case["running"]], [r[0] for r in case["waiting"]]
     if ranked:

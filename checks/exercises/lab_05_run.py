@@ -167,6 +167,8 @@ def run_preempt(module: ModuleType, case: Case) -> dict[str, Any]:
     requests = dict(scheduler.requests)
     for request in scheduler.running:
         request.num_preemptions = case.get("num_preemptions", 0)
+        if "came" in case:
+            request.arrival_time = case["came"].index(request.request_id) - 100.0  # before all who wait
     trace: list[Any] = []
     for word in case["script"]:
         before = list(scheduler.running)

@@ -7,6 +7,7 @@ Exercise 6.2's model of a step is in lab_05_steps.py.
 from __future__ import annotations
 
 import random
+from string import ascii_uppercase
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Check, Verdict
@@ -191,7 +192,7 @@ def _why_tokens(case: Case, returned: int, wanted: int) -> str:
 # ----------------------------------------------------------------------------------------------------------- 6.2 schedule
 
 
-def unified_cases(seed: int) -> list[Case]:
+def unified_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"6.2:{seed}")
     by_hand: list[tuple[str, dict[str, Any]]] = [
         ("A5+3 .", {"budget": 16}),
@@ -221,7 +222,7 @@ def unified_cases(seed: int) -> list[Case]:
     cases.insert(7, steps_case(unified, twice, budget=16, caching=True, cached={"B": 8}))
     for budget, blocks, seats, threshold, policy in ((12, 14, 3, 0, "fcfs"), (9, 12, 8, 5, "priority"), (20, 40, 5, 7, "fcfs")):
         words = []
-        for name in "ABCDEFGH":
+        for name in ascii_uppercase[: min(26, 8 * scale)]:
             words += [f"{name}{rng.randint(1, 30)}+{rng.randint(1, 9)}@{rng.randint(0, 3)}", rng.choice([".", "..", ""])]
         script = " ".join([*filter(None, words), "..."])
         limits = {"budget": budget, "blocks": blocks, "seats": seats, "threshold": threshold, "policy": policy}
@@ -287,7 +288,7 @@ def _words_of_missing(world: World, name: str, left: int, found: dict[str, int])
 # ----------------------------------------------------------------------------------------------------- 6.3 build_metadata
 
 
-def metadata_cases(seed: int) -> list[Case]:
+def metadata_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"6.3:{seed}")
     by_hand: list[tuple[list[int], list[int], list[list[int]]]] = [
         ([5], [1], [[7, 3]]),
@@ -301,11 +302,11 @@ def metadata_cases(seed: int) -> list[Case]:
         ([2, 11], [2, 1], [[4, 0, 0], [5, 1, 2]]),
     ]
     cases = [_metadata_case(*parts, 4) for parts in by_hand]
-    for size, num_rows in ((3, 5), (16, 9)):
+    for size, num_rows in ((3, 5 * scale), (16, 9 * scale)):
         scheduled = [1] * (num_rows // 2) + [rng.randint(2, 3 * size) for _ in range(num_rows - num_rows // 2)]
         computed = [rng.randint(0, 3 * size) for _ in range(num_rows)]
         blocks = [-(-(c + n) // size) for c, n in zip(computed, scheduled, strict=True)]
-        ids = rng.sample(range(1, 200), sum(blocks))
+        ids = rng.sample(range(1, 200 * scale), sum(blocks))
         tables = []
         for width in blocks:
             tables.append(ids[:width] + [0] * (max(blocks) - width))

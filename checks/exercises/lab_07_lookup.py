@@ -23,7 +23,7 @@ _BORDERS = [[["a", f"1{between}b{inside}2"]] for between in _SIGNS for inside in
 _PARENTS = [bytes(200 if i == at else i + 1 for i in range(32)) for at in (0, 10, 20, 31)]  # one byte differs
 
 
-def hash_cases(seed: int) -> list[Case]:
+def hash_cases(seed: int, scale: int = 1) -> list[Case]:
     """Each case is a few calls. What is the same must get the same name, and nothing else may."""
     rng = random.Random(f"7.1:{seed}")
     by_hand: list[list[Call]] = [
@@ -48,7 +48,7 @@ def hash_cases(seed: int) -> list[Case]:
         [[None, [5, 9], pairs] for pairs in [[["a", "1"], ["b", "2"]], [["a", "bc"]], [["ab", "c"]], *_BORDERS]],
         [[parent.hex(), [3, 4], []] for parent in _PARENTS],
     ]
-    chain = [[rng.randrange(49152) for _ in range(16)] for _ in range(6)]
+    chain = [[rng.randrange(49152) for _ in range(16)] for _ in range(6 * scale)]
     other = [row[:] for row in chain]
     other[rng.randrange(2)][rng.randrange(16)] += 1
     calls: list[Call] = []
@@ -141,7 +141,7 @@ def _why_other(calls: list[Call], i: int, j: int) -> str:
 # ---------------------------------------------------------------------------------------------- 7.2 find_longest_cache_hit
 
 
-def hit_cases(seed: int) -> list[Case]:
+def hit_cases(seed: int, scale: int = 1) -> list[Case]:
     """A request of some tokens, and which of its blocks are cached: numbers of its own blocks, first is 0."""
     rng = random.Random(f"7.2:{seed}")
     by_hand = [
@@ -162,7 +162,7 @@ def hit_cases(seed: int) -> list[Case]:
     cases = [_hit_case(rng, 4, *args) for args in by_hand]
     cases += [_hit_case(rng, 4, 14, 0, [0, 1, 2], held) for held in ([0], [1], [0, 1, 2])]
     for size in (1, 3, 16):
-        tokens = rng.randint(4 * size, 8 * size)
+        tokens = rng.randint(4 * size * scale, 8 * size * scale)
         blocks = tokens // size
         cached = sorted(rng.sample(range(blocks), rng.randint(blocks // 2, blocks)))
         cases += [_hit_case(rng, size, tokens, 0, cached), _hit_case(rng, size, 6 * size, 0, list(range(6)))]

@@ -10,7 +10,7 @@ from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.words import count
 
 
-def pool_cases(seed: int) -> list[Case]:
+def pool_cases(seed: int, scale: int = 1) -> list[Case]:
     """Scripts. "A2" allocates 2 blocks for A and publishes both, "a2" allocates 2 that are not published; "-A" frees A's, tail
     first; "=AB" gives B what A's first allocation got, by touch. "-0" frees the null block."""
     rng = random.Random(f"7.3:{seed}")
@@ -33,7 +33,7 @@ def pool_cases(seed: int) -> list[Case]:
         (4, "-0"),
     ]
     cases = [_case(num_blocks, script.split()) for num_blocks, script in by_hand]
-    return cases + [_case(n, _random_script(rng, n, calls)) for n, calls in ((7, 25), (12, 60))]
+    return cases + [_case(n, _random_script(rng, n, calls)) for n, calls in ((7, 25), (12, 60 * scale))]
 
 
 def _case(num_blocks: int, words: list[str]) -> Case:

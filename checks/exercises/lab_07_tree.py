@@ -13,7 +13,7 @@ from checks.exercises.lab_07_lookup import _judge_list
 Node = list[Any]
 
 
-def match_cases(seed: int) -> list[Case]:
+def match_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"7.4:{seed}")
     line: list[Node] = [["abc", [1, 2, 3], []]]
     fork: list[Node] = [["ab", [7, 3], [["ij", [9, 4], []], ["wx", [2, 8], []]]], ["q", [5], []]]
@@ -44,8 +44,9 @@ def match_cases(seed: int) -> list[Case]:
         (deep, "abd"),
     ]
     cases = [_case(tree, text) for tree, text in by_hand]
+    most = 200 if scale == 1 else 5000  # block ids: three children a node are 1,092 nodes of up to four at a depth of 6
     for _ in range(6):
-        tree = _random_tree(rng, iter(rng.sample(range(1, 200), 199)), depth=4)
+        tree = _random_tree(rng, iter(rng.sample(range(1, most), most - 1)), depth=4 if scale == 1 else 6)
         paths = [path for path, _ in _paths(tree)]
         text = rng.choice(paths)
         cases.append(_case(tree, text[: rng.randint(1, len(text))] + "".join(rng.choices("abc", k=rng.randint(0, 2)))))

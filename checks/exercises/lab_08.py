@@ -1,6 +1,7 @@
 """Lab 08's checks: first Triton kernels, softmax in one pass, the paged decode kernel, split-KV's combine. In the parent only.
 
-The judges are in lab_08_first.py (which memory a kernel touches) and lab_08_attention.py (what comes out of a running softmax).
+The judges are in lab_08_first.py (which memory a kernel touches), lab_08_attention.py (what comes out of a running softmax) and
+lab_08_compiled.py (what the compiler says).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from checks.exercises.lab_08_attention import (
     judge_softmax,
     softmax_cases,
 )
+from checks.exercises.lab_08_compiled import compiled
 from checks.exercises.lab_08_first import first_cases, judge_first
 from checks.sandbox.sandbox import Limits
 
@@ -51,6 +53,7 @@ CHECKS = {
         ),
         limits=_limits(),
         why_not=why_no_kernels,
+        second=compiled("8.1"),
     ),
     "8.2": Check(
         cases=softmax_cases,
@@ -86,6 +89,7 @@ CHECKS = {
         ),
         limits=_limits(),
         why_not=why_no_kernels,
+        second=compiled("8.3"),
     ),
     "8.4": Check(
         cases=combine_cases,
@@ -103,5 +107,6 @@ CHECKS = {
         ),
         limits=_limits(),
         why_not=why_no_kernels,
+        second=compiled("8.4"),
     ),
 }

@@ -24,10 +24,14 @@ ONE_LOOP = (
     "Not all values were taken. Tiles come once: after a loop over scores alone, a second one finds nothing. One loop takes"
     " both: for s, v in zip(scores, values)."
 )
+NO_OTHER = (
+    "A load has a mask and no `other`. Where the mask is false it reads nothing, and on a GPU the numbers there are whatever a"
+    " register held: here NaN, and 0 * NaN is NaN."
+)
 MOST_ALIVE = 8  # of scores and values together: the tiles at hand, those before them, and a view or two
 
 
-def softmax_cases(seed: int) -> list[Case]:
+def softmax_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"8.2:{seed}")
     by_hand: list[list[list[float]]] = [
         [[0.0, 0.0]],
@@ -47,7 +51,7 @@ def softmax_cases(seed: int) -> list[Case]:
         [[-2000.0, -2001.0], [-1999.0, -2005.0]],
     ]
     cases = [_softmax_case(i, tiles, 1, whole_values=True) for i, tiles in enumerate(by_hand)]
-    tiles = [[round(rng.gauss(0, 3), 2) for _ in range(rng.randint(1, 5))] for _ in range(MANY_TILES)]
+    tiles = [[round(rng.gauss(0, 3), 2) for _ in range(rng.randint(1, 5))] for _ in range(MANY_TILES * scale)]
     return [*cases, _softmax_case(seed, tiles, 3, whole_values=False)]
 
 
@@ -144,7 +148,7 @@ def _softmax_reason(case: Case, found: torch.Tensor) -> str:
 # ------------------------------------------------------------------------------------------------------------- 8.3 attend
 
 
-def attend_cases(seed: int) -> list[Case]:
+def attend_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"8.3:{seed}")
     long = [3, 7, 1, 9, 4, 8, 2, 6, 10, 5]  # 10 blocks of 4: three tiles
     cases = [
@@ -165,11 +169,11 @@ def attend_cases(seed: int) -> list[Case]:
         _attend_case(13, long, 40, q_size=300.0),
         _attend_case(14, long, 38, rows=2, dtype="float16", HEAD_DIM=12),
     ]
-    size, length = rng.choice([3, 5, 8]), rng.randint(33, 50)
-    table = rng.sample(range(1, 24), -(-length // size))
-    cases.append(
-        _attend_case(seed, table, length, rows=rng.randint(2, 9), kv_heads=3, kv_head=rng.randrange(3), BLOCK_SIZE=size)
-    )
+    size, length = rng.choice([3, 5, 8]), rng.randint(33 * scale, 50 * scale)
+    table = rng.sample(range(1, 24 * scale), -(-length // size))
+    rows, kv_head = rng.randint(2, 9), rng.randrange(3)
+    more: dict[str, Any] = {"rows": rows, "kv_heads": 3, "kv_head": kv_head, "BLOCK_SIZE": size, "num_blocks": 24 * scale}
+    cases.append(_attend_case(seed, table, length, **more))
     return cases
 
 
@@ -205,23 +209,58 @@ def judge_attend(case: Case, output: Any) -> Verdict:
     inputs = attend_inputs(case)
     for row, position in enumerate(case["row_positions"]):
         found = output["sums"][row].double(), float(output["bests"][row]), float(output["totals"][row])
-        wrong = _judge_attend_row(case, inputs, found, row)
+        wrong = _judge_attend_row(case, inputs, found, row, output["undefined"])
         if wrong:
             return Verdict("wrong value", f"Row {row}, at position {position}: {wrong}")
+    if output["stray"]:
+        return Verdict("wrong value", f"What it returns is right. But {_stray_of_walk(case, *output['stray'])}")
     return RIGHT
+
+
+def _stray_of_walk(case: Case, program: int, is_write: bool, name: str | None, offset: int) -> str:
+    """A load of what is no part of the walk, whose numbers then count for nothing."""
+    somebody = "On a GPU that is somebody else's memory: the kernel reads rubbish, or ends with 'illegal memory access'."
+    if name is None:
+        return f"it {'writes to' if is_write else 'reads'} memory that belongs to none of its arguments. {somebody}"
+    if is_write:
+        return f"it writes to {name} itself. attend returns its results, and decode_kernel stores them."
+    first, stop, size = case["first"], case["stop"], case["BLOCK_SIZE"]
+    if name == "block_table" and 0 <= offset < first // size:
+        return f"it looks at positions before {first} (entry {offset} of block_table): it begins at `first`."
+    if name == "block_table":
+        needed = f"the positions {first} to {stop - 1} need the entries {first // size} to {(stop - 1) // size}"
+        needed = "there is no position to look at" if first >= stop else needed
+        return (
+            f"it reads entry {offset} of block_table, and {needed}. {somebody} Mask that load too, with the"
+            " positions that are inside: tl.load(block_table + ..., mask=inside, other=0)."
+        )
+    if name != "cache":
+        return f"it reads {name}, which is not among its arguments."
+    slots = case["num_blocks"] * size
+    slot, within = divmod(offset, case["kv_heads"] * case["HEAD_DIM"])
+    if not 0 <= slot < 2 * slots:
+        return f"it reads memory beside the cache. {somebody}"
+    head, dim = divmod(within, case["HEAD_DIM"])
+    block, row = divmod(slot % slots, size)
+    return (
+        f"it reads a {'value' if slot >= slots else 'key'} of KV head {head} (dimension {dim}), in row {row} of block {block},"
+        f" which is no part of its walk: KV head {case['kv_head']}, positions {first} to {stop - 1}, blocks"
+        f" {case['block_table']}. Mask both loads with inside[:, None] & (dims < HEAD_DIM)[None, :]: other slots may hold NaN,"
+        " and what is not read costs no time."
+    )
 
 
 Found = tuple[torch.Tensor, float, float]
 
 
-def _judge_attend_row(case: Case, inputs: dict[str, torch.Tensor], found: Found, row: int) -> str | None:
+def _judge_attend_row(case: Case, inputs: dict[str, torch.Tensor], found: Found, row: int, undefined: bool) -> str | None:
     wanted = _walk(case, inputs, row)
     if _same(case, found, wanted):
         return None
     H = case["HEAD_DIM"]
     sums, best, total = found
     if math.isnan(total) or sums[:H].isnan().any() or math.isnan(best):
-        return _nan_reason(case, wanted)
+        return _nan_reason(case, wanted, undefined)
     if wanted[2] == 0.0:
         return (
             f"it sees none of the positions from {case['first']} to {case['stop'] - 1}, so sum_RD is 0, best_R is -inf and"
@@ -246,7 +285,7 @@ def _judge_attend_row(case: Case, inputs: dict[str, torch.Tensor], found: Found,
     )
 
 
-def _nan_reason(case: Case, wanted: Found) -> str:
+def _nan_reason(case: Case, wanted: Found, undefined: bool) -> str:
     told = "it returned NaN. "
     if case["q_size"] > 1:
         return told + "Scores are in the hundreds here, and 2 to such a power is infinite: subtract the largest score so far."
@@ -255,6 +294,8 @@ def _nan_reason(case: Case, wanted: Found) -> str:
             "A row may see nothing of a whole tile: then its best is still -inf, and -inf - -inf is NaN. Where new_best_R is"
             " -inf, subtract 0."
         )
+    if undefined:
+        return f"{told}{NO_OTHER} Say other=0.0."
     return told + (
         f"Slots beyond position {case['seq_len'] - 1}, other blocks and other KV heads hold NaN here, and 0 * NaN is NaN. Load"
         " only what belongs to the walk: mask the positions (inside) and the dims (dims < HEAD_DIM), with other=0.0, for keys"
@@ -357,7 +398,7 @@ def _close(a: float, b: float, tolerance: float = 5e-3) -> bool:
 # ----------------------------------------------------------------------------------------------------- 8.4 combine_kernel
 
 
-def combine_cases(seed: int) -> list[Case]:
+def combine_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"8.4:{seed}")
     by_hand: list[list[list[float]]] = [
         [[0.0]],
@@ -370,7 +411,7 @@ def combine_cases(seed: int) -> list[Case]:
         [[400.0, 399.0, 397.0], [-400.0, -401.0, -INF]],
     ]
     cases = [_combine_case(i, bests, 2, 2, whole_numbers=True) for i, bests in enumerate(by_hand)]
-    bests = [[round(rng.gauss(0, 4), 2) for _ in range(7)] for _ in range(4)]
+    bests = [[round(rng.gauss(0, 4), 2) for _ in range(7)] for _ in range(4 * scale)]
     cases.append(_combine_case(seed, bests, 12, 16))
     cases.append(_combine_case(seed, bests, 12, 16, dtype="float16"))
     return cases
@@ -405,7 +446,7 @@ def judge_combine(case: Case, output: Any) -> Verdict:
         if _near(case, found, wanted):
             continue
         told = f"Row {row}, parts with best {case['bests'][row]}: out is {_numbers(found)}, and should be {_numbers(wanted)}."
-        return Verdict("wrong value", told + _combine_reason(case, inputs, row, found))
+        return Verdict("wrong value", told + _combine_reason(case, inputs, row, found, output["undefined"]))
     if not output["around"]:
         rest = f"{case['HEAD_DIM']} numbers (D is that, rounded up to a power of two)"
         return Verdict("wrong value", f"It wrote beyond a row of out, which has {rest}. Mask the store with dims < HEAD_DIM.")
@@ -443,7 +484,7 @@ def _combined(
     return summed / (total or 1.0) if divide else summed
 
 
-def _combine_reason(case: Case, inputs: dict[str, torch.Tensor], row: int, found: torch.Tensor) -> str:
+def _combine_reason(case: Case, inputs: dict[str, torch.Tensor], row: int, found: torch.Tensor, undefined: bool) -> str:
     bests = case["bests"][row]
     if bool((found == -7).all()):
         return " Nothing was written there: row r's result is HEAD_DIM numbers at out + r * HEAD_DIM."
@@ -455,6 +496,8 @@ def _combine_reason(case: Case, inputs: dict[str, torch.Tensor], row: int, found
             )
         if max(bests) > 100:
             return " 2 ** 400 is infinite: subtract the best of all parts before tl.exp2."
+        if undefined:
+            return f" {NO_OTHER} Say other=-inf for bests, and other=0.0 for totals and sums."
         return (
             " Around bests, totals and sums there is NaN: mask parts < num_parts in each of the three loads (and dims <"
             " HEAD_DIM), `other` -inf for bests and 0.0 for the rest."

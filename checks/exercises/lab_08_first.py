@@ -12,9 +12,9 @@ from checks.exercises.lab_08_run import slots_of
 from checks.exercises.words import count
 
 
-def first_cases(seed: int) -> list[Case]:
+def first_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"8.1:{seed}")
-    adds = [(8, 8), (5, 8), (16, 8), (20, 8), (1, 4), (rng.randint(33, 60), 16)]
+    adds = [(8, 8), (5, 8), (16, 8), (20, 8), (1, 4), (rng.randint(33 * scale, 60 * scale), 16)]
     gathers: list[tuple[list[int], int, int, int, int]] = [  # table, length, block size, width, tile
         ([1], 4, 4, 2, 4),
         ([3, 1], 8, 4, 2, 8),
@@ -23,8 +23,8 @@ def first_cases(seed: int) -> list[Case]:
         ([4], 1, 4, 2, 8),
     ]
     size = rng.choice([3, 8])
-    length = rng.randint(17, 30)
-    gathers.append((rng.sample(range(1, 16), -(-length // size)), length, size, 8, 16))
+    length = rng.randint(17 * scale, 30 * scale)
+    gathers.append((rng.sample(range(1, 16 * scale), -(-length // size)), length, size, 8, 16))
     return [add_case(*parts) for parts in adds] + [gather_case(*parts) for parts in gathers]
 
 

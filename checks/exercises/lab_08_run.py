@@ -26,8 +26,16 @@ GUARD = 4096  # numbers on both sides of a tensor
 
 def prepare(exercise: str) -> None:
     """Before the cell is loaded: Triton decides once, when it is imported, whether it interprets."""
-    if exercise != "8.2" and not torch.cuda.is_available():
+    if exercise in COMPILED:
+        os.environ["TRITON_INTERPRET"] = "0"
+        from minivllm.attention.triton_compile import launches_held_back
+
+        _held_back.enter_context(launches_held_back())
+    elif exercise != "8.2" and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+
+
+_held_back = contextlib.ExitStack()  # for as long as this process lives: a cell may launch its kernels itself
 
 
 def why_not_here(exercise: str) -> str | None:
@@ -48,7 +56,7 @@ class Buffer:
     """A tensor with NaN (or, of block numbers, ones) around it."""
 
     def __init__(self, name: str, content: torch.Tensor) -> None:
-        device = "cpu" if interpreting() else "cuda"
+        device = "cuda" if torch.cuda.is_available() and not interpreting() else "cpu"
         around = 1 if content.dtype == torch.int32 else float("nan")
         self.whole = torch.full((content.numel() + 2 * GUARD,), around, dtype=content.dtype, device=device)
         self.name, self.tensor = name, self.whole[GUARD:-GUARD].view(content.shape)
@@ -69,7 +77,7 @@ def recorded() -> Iterator[list[Any]]:
         return
     from minivllm.attention.triton_trace import recording
 
-    with recording() as accesses:
+    with recording(garbage=True) as accesses:
         yield accesses
 
 
@@ -259,29 +267,48 @@ def run_attend(module: ModuleType, case: Case) -> dict[str, Any]:
     head_dim, start = case["HEAD_DIM"], case["kv_head"] * case["HEAD_DIM"]
     keys, values = (cache.tensor[part].flatten()[start:] for part in (0, 1))
     try:
-        namespace["probe_kernel"][(1,)](
-            *(buffer.tensor for buffer in out),
-            q.tensor,
-            positions.tensor,
-            keys,
-            values,
-            table.tensor,
-            case["first"],
-            case["stop"],
-            case["window"] or NO_WINDOW,
-            head_dim**-0.5 * LOG2_E,
-            BLOCK_SIZE=case["BLOCK_SIZE"],
-            TOKEN_STRIDE=case["kv_heads"] * head_dim,
-            HEAD_DIM=head_dim,
-            ROWS=ROWS,
-            D=case["D"],
-            TILE=TILE,
-        )
+        with recorded() as accesses:
+            namespace["probe_kernel"][(1,)](
+                *(buffer.tensor for buffer in out),
+                q.tensor,
+                positions.tensor,
+                keys,
+                values,
+                table.tensor,
+                case["first"],
+                case["stop"],
+                case["window"] or NO_WINDOW,
+                head_dim**-0.5 * LOG2_E,
+                BLOCK_SIZE=case["BLOCK_SIZE"],
+                TOKEN_STRIDE=case["kv_heads"] * head_dim,
+                HEAD_DIM=head_dim,
+                ROWS=ROWS,
+                D=case["D"],
+                TILE=TILE,
+            )
     except Exception as error:
         if "unpack" not in f"{error}{error.__cause__}":
             raise
         return {"unpack": str(error.__cause__ or error)[:200]}
-    return {name: buffer.tensor.cpu() for name, buffer in zip(("sums", "bests", "totals"), out, strict=True)}
+    allowed = {"read q": range(ROWS * case["D"]), "read positions": range(ROWS), **walk_of(case)}
+    allowed |= {f"write {buffer.name}": range(buffer.tensor.numel()) for buffer in out}
+    return {
+        **{name: buffer.tensor.cpu() for name, buffer in zip(("sums", "bests", "totals"), out, strict=True)},
+        "undefined": any(access.undefined for access in accesses),
+        "stray": stray(accesses, [q, cache, table, positions, *out], lambda program: allowed),
+    }
+
+
+def walk_of(case: Case) -> dict[str, Container[int]]:
+    """What the positions from `first` to `stop` need: entries of the table, and numbers of the cache."""
+    walk, size, head_dim = range(case["first"], case["stop"]), case["BLOCK_SIZE"], case["HEAD_DIM"]
+    slots = [case["block_table"][p // size] * size + p % size for p in walk]
+    slots += [case["num_blocks"] * size + slot for slot in slots]  # the values lie behind all of the keys
+    rows = [(slot * case["kv_heads"] + case["kv_head"]) * head_dim for slot in slots]
+    return {
+        "read block_table": {p // size for p in walk},
+        "read cache": {row + dim for row in rows for dim in range(head_dim)},
+    }
 
 
 # ----------------------------------------------------------------------------------------------------- 8.4 combine_kernel
@@ -326,8 +353,49 @@ def run_combine(module: ModuleType, case: Case) -> dict[str, Any]:
     return {
         "out": out.tensor.cpu(),
         "around": bool(around.isnan().all()),
+        "undefined": any(access.undefined for access in accesses),
         "stray": stray(accesses, [*inputs.values(), out], allowed),
     }
 
 
-RUN = {"8.1": run_first, "8.2": run_softmax, "8.3": run_attend, "8.4": run_combine}
+# ---------------------------------------------------------------------------------------------------- what the compiler says
+
+
+def run_compiled(module: ModuleType, case: Case) -> dict[str, Any]:
+    """What the exercise launches in a case, given to the compiler. refused: [line of the cell or None, its text, the compiler's
+    words], or None if it takes the kernel, or where this Triton cannot be asked. wide: whether some address is computed with a
+    number of 64 bits; None where that is not known."""
+    from triton.compiler.errors import CompilationError
+
+    from minivllm.attention.triton_compile import launches_held_back, read_launch
+
+    with launches_held_back() as launches:
+        RUN[case["exercise"]](module, case["case"])
+    try:
+        texts = [read_launch(launch, case["capability"]) for launch in launches]
+    except CompilationError as error:
+        return {"refused": _refusal(module, error), "wide": None}
+    except Exception:  # another version's other insides: no word about the student's kernel
+        return {"refused": None, "wide": None}
+    added = [line.rpartition(",")[2] for text in texts for line in text.splitlines() if "tt.addptr" in line]
+    return {"refused": None, "wide": any("i64" in offsets for offsets in added) if added else None}
+
+
+def _refusal(module: ModuleType, error: BaseException) -> list[Any]:
+    """The innermost place that is the student's, and the innermost words."""
+    own = {f.src: f for f in vars(module).values() if hasattr(f, "src") and hasattr(f, "starting_line_number")}
+    place: list[Any] = [None, ""]
+    said = ""
+    inner: BaseException | None = error
+    while inner is not None:
+        kernel, line = own.get(getattr(inner, "src", None)), getattr(getattr(inner, "node", None), "lineno", None)
+        if kernel is not None and line is not None:
+            first = next(i for i, text in enumerate(kernel.raw_src) if text.lstrip().startswith("def "))  # behind decorators
+            place = [kernel.starting_line_number + first + line - 1, kernel.raw_src[first + line - 1].rstrip()]
+        said = getattr(inner, "error_message", str(inner)) or said
+        inner = inner.__cause__
+    return [*place, said[:2000]]
+
+
+COMPILED = {f"{exercise} compiled": run_compiled for exercise in ("8.1", "8.3", "8.4")}
+RUN = {"8.1": run_first, "8.2": run_softmax, "8.3": run_attend, "8.4": run_combine, **COMPILED}

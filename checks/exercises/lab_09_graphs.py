@@ -16,7 +16,7 @@ from minivllm.worker.graphs import bucket_sizes
 # ------------------------------------------------------------------------------------------------------------ 9.2 fill
 
 
-def fill_cases(seed: int) -> list[Case]:
+def fill_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"9.2:{seed}")
     cases: list[Case] = [
         {"max_num_seqs": most, "ns": ns, "call": f"GraphRunner(max_num_seqs={most}): pick_bucket(n) for n in {ns}"}
@@ -31,7 +31,7 @@ def fill_cases(seed: int) -> list[Case]:
         (20, 20, [13], [[2, 7, 1, 3]]),
     ]
     cases += [_fill_case(rng, *parts) for parts in by_hand]
-    for most in (8, 32):
+    for most in (8, 32 * scale):
         n = rng.randint(most // 2 + 1, most - 1)
         lens = [rng.randint(1, 4 * BLOCK_SIZE) for _ in range(n)]
         needed = [-(-length // BLOCK_SIZE) for length in lens]
@@ -159,7 +159,7 @@ def _padding_wrong(name: str, row: Any) -> str | None:
 # -------------------------------------------------------------------------------------------------- 9.3 capture, replay
 
 
-def graph_cases(seed: int) -> list[Case]:
+def graph_cases(seed: int, scale: int = 1) -> list[Case]:
     """Rows are [token, position, slot, block]. `before`: what the buffers hold when capture() is called."""
     rng = random.Random(f"9.3:{seed}")
     cases = [
@@ -170,7 +170,7 @@ def graph_cases(seed: int) -> list[Case]:
         _graph_case(8, [[7, 2, 10, 2], [8, 0, 20, 5]], [(8, [[i, i, 4 + i, 1 + i] for i in range(6)]), (4, [[11, 0, 9, 2]])]),
     ]
     rounds = []
-    for _ in range(5):
+    for _ in range(5 * scale):
         bucket = rng.choice([1, 2, 4, 8, 11])
         slots = rng.sample(range(4, NUM_SLOTS), bucket)
         count_of_rows = rng.randint(bucket // 2 + 1, bucket)
@@ -260,6 +260,14 @@ def _judge_replay(case: Case, number: int, bucket: int, rows: list[list[int]], a
         return Verdict("wrong shape", f"{where}{told}, all that this bucket's graph computes.")
     if torch.equal(hidden, wanted):
         written = {slot: token for token, _, slot, _ in rows}
+        changed = (answer["cache"] != torch.arange(1000, 1000 + NUM_SLOTS)).nonzero().flatten().tolist()
+        foreign = next((slot for slot in changed if slot >= BLOCK_SIZE and slot not in written), None)
+        if foreign is not None:
+            told = f"the rows it returned are right, but slot {foreign} was written too. It belongs to a row behind the"
+            told += (
+                " bucket's, where an earlier step's numbers stand: a larger bucket's graph was run. Each bucket has its own,"
+            )
+            return Verdict("wrong value", f"{where}{told} self.graphs[bucket].")
         missing = next((slot for slot, token in written.items() if answer["cache"][slot] != token), None)
         if missing is None:
             return None

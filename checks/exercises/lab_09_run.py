@@ -258,6 +258,7 @@ def run_graphs(module: ModuleType, case: Case) -> dict[str, Any]:
     for bucket, rows in case["replays"]:
         buffers.clear()
         write_rows(buffers, rows)
+        leave_behind(buffers, bucket, rows)
         step.cache.copy_(torch.arange(1000, 1000 + NUM_SLOTS))
         count = len(step.calls)
         hidden = runner.replay(bucket)
@@ -271,6 +272,14 @@ def write_rows(buffers: DecodeBuffers, rows: list[list[int]]) -> None:
         buffers.input_ids[i], buffers.positions[i], buffers.slot_mapping[i] = token, position, slot
         buffers.seq_lens[i] = position + 1
         buffers.block_tables[i, 0] = block
+
+
+def leave_behind(buffers: DecodeBuffers, bucket: int, rows: list[list[int]]) -> None:
+    """Rows behind the bucket hold what an earlier, larger step left there: whoever computes them too writes to their slots."""
+    taken = {row[2] for row in rows}
+    free = (slot for slot in range(NUM_SLOTS - 1, BLOCK_SIZE, -1) if slot not in taken)
+    for i, slot in zip(range(bucket, len(buffers.slot_mapping)), free, strict=False):
+        buffers.slot_mapping[i], buffers.input_ids[i] = slot, STALE
 
 
 RUN = {"9.1": run_repair, "9.2": run_fill, "9.3": run_graphs}

@@ -15,7 +15,7 @@ from checks.sandbox.plain import Opaque
 # ----------------------------------------------------------------------------------------------- 10.2 NgramDrafter.propose
 
 
-def propose_cases(seed: int) -> list[Case]:
+def propose_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"10.2:{seed}")
     by_hand: list[tuple[list[int], int, int, int]] = [  # tokens, k, longest, shortest
         ([7, 8, 9, 5, 7, 8], 1, 2, 2),
@@ -45,7 +45,7 @@ def propose_cases(seed: int) -> list[Case]:
     ]
     cases = [_propose_case([tokens], k, longest, shortest) for tokens, k, longest, shortest in by_hand]
     cases.append(_propose_case([[7, 8, 9, 7, 8], [3, 7, 8], [7, 8, 5, 7, 8]], 1, 2, 2))
-    for vocabulary, length in ((2, 12), (3, 30), (4, 60), (6, 200)):
+    for vocabulary, length in ((2, 12), (3, 30), (4, 60 * scale), (6, 200 * scale)):
         longest = rng.randint(1, 5)
         tokens = [rng.randrange(vocabulary) for _ in range(length)]
         cases.append(_propose_case([tokens], rng.randint(1, 6), longest, rng.randint(1, longest)))
@@ -165,7 +165,7 @@ def _why_drafts(tokens: list[int], k: int, longest: int, shortest: int, got: lis
 V = 6
 
 
-def verify_cases(seed: int) -> list[Case]:
+def verify_cases(seed: int, scale: int = 1) -> list[Case]:
     """Drafts, and the target's favourite of each row: logits are made so that nothing else gives it away."""
     rng = random.Random(f"10.3:{seed}")
     by_hand = [
@@ -180,7 +180,7 @@ def verify_cases(seed: int) -> list[Case]:
         ([5, 0], [0, 5, 1]),
         ([], [4]),
     ]
-    for k in (2, 5, 8):
+    for k in (2, 5, 8 * scale):
         best = [rng.randrange(V) for _ in range(k + 1)]
         wrong = rng.randrange(k)
         by_hand.append(([(t + (i == wrong)) % V for i, t in enumerate(best[:k])], best))

@@ -13,12 +13,14 @@ from checks.sandbox.plain import Opaque
 
 Pauses = list[float | None]  # before a request's tokens; None is an error
 N_DRAWS = 20_000
+MANY = 300  # more requests than a client's usual pool of connections has (100), or a scheduler's batch (256)
+FEW = 4  # requests under way when one is late: then it is no chain of one after the other
 CLOSE = 1e-6
 
 
-def load_cases(seed: int) -> list[Case]:
+def load_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"11.3:{seed}")
-    return [*_arrival_cases(rng), *_loop_cases(rng), *_measure_cases(rng)]
+    return [*_arrival_cases(rng), *_loop_cases(rng), *_measure_cases(rng, scale)]
 
 
 def judge_load(case: Case, output: Any) -> Verdict:
@@ -99,8 +101,8 @@ def _loop_cases(rng: random.Random) -> list[Case]:
         _loop_case([0.25, 0.5], [[None], [0.25]]),
         _loop_case([], []),
     ]
-    arrivals = list(accumulate(rng.expovariate(8) for _ in range(40)))
-    pauses: list[Pauses] = [[rng.uniform(0.1, 2), *(rng.uniform(0.01, 0.1) for _ in range(rng.randrange(6)))] for _ in arrivals]
+    arrivals = list(accumulate(rng.expovariate(400) for _ in range(MANY)))  # under way all at once, for a while
+    pauses: list[Pauses] = [[rng.uniform(1, 4), *(rng.uniform(0.01, 0.1) for _ in range(rng.randrange(6)))] for _ in arrivals]
     return [*cases, _loop_case(arrivals, pauses)]
 
 
@@ -165,6 +167,7 @@ _NEVER = "`async for` over ask(i) sends it; and open_loop has to await every tas
 
 
 def _judge_sent(case: Case, output: Any, wanted: list[float]) -> Verdict | None:
+    ends = list(zip(*_sent_and_times(case), strict=True))
     for i, (got, at, due) in enumerate(zip(output["sent"], wanted, case["arrivals"], strict=True)):
         if got is None:
             return Verdict("wrong calls", f"Request {i} was never sent. {_NEVER}")
@@ -172,6 +175,10 @@ def _judge_sent(case: Case, output: Any, wanted: list[float]) -> Verdict | None:
             return Verdict("wrong calls", f"Request {i} was sent {output['times_asked'][i]} times.")
         if got > at + CLOSE:
             told = f"Request {i} was due after {due:g} s and was sent after {got:g} s."
+            if (under_way := sum(sent <= at < times[-1] for sent, times in ends[:i] if times)) >= FEW:
+                told += f" {under_way} were under way, and it waited until one of them had ended: is there a limit on requests"
+                told += " at a time (a semaphore, a pool, batches)? How many are computed at once is the server's choice. A"
+                return Verdict("wrong value", f"{told} client that holds requests back hides the queue.")
             return Verdict(
                 "wrong value",
                 f"{told} Who waits for an answer before sending the next has a closed loop: when the server is slow it asks"
@@ -222,7 +229,7 @@ def _close(a: float, b: float) -> bool:
 # --------------------------------------------------------------------------------------------------------------- measure
 
 
-def _measure_cases(rng: random.Random) -> list[Case]:
+def _measure_cases(rng: random.Random, scale: int) -> list[Case]:
     cases = [
         _measure_case([(0.0, [0.5, 0.75, 1.0])], 1.0, 0.5),
         _measure_case([(1.0, [1.5, 1.625, 2.0, 2.5])], 1.0, 0.5),
@@ -236,7 +243,7 @@ def _measure_cases(rng: random.Random) -> list[Case]:
         _measure_case([(0.0, [])], 1.0, 0.5),
     ]
     requests = []
-    for due in accumulate(rng.expovariate(4) for _ in range(30)):
+    for due in accumulate(rng.expovariate(4) for _ in range(30 * scale)):
         first = due + rng.uniform(0.1, 2)
         gaps = [rng.uniform(0.01, 0.3) for _ in range(rng.randrange(1, 8))]
         requests.append((due, list(accumulate(gaps, initial=first)) if rng.random() < 0.9 else []))

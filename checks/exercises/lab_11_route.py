@@ -10,9 +10,9 @@ from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.words import count
 
 
-def route_cases(seed: int) -> list[Case]:
+def route_cases(seed: int, scale: int = 1) -> list[Case]:
     """Scripts: "+A" opens A, "A1" routes token 1 to A, "A1." token 1 as its last, "?A" reads, "-A" the reader leaves, "~A" the
-    reader is dropped, "!A" A fails, "!" all fail."""
+    reader is dropped, "=A" leave is called by hand, "!A" A fails, "!" all fail."""
     by_hand = [
         "+A A1 ?A",
         "+A A1 ?A ?A A2 ?A",
@@ -21,22 +21,22 @@ def route_cases(seed: int) -> list[Case]:
         "+A +B A1 B2 ?B ?A",
         "+A +B B1 ?A ?B",
         "+A A1 ?A -A",
-        "+A -A -A",
+        "+A -A -A =A",
         "+A +B -A B1 ?B",
         "+A -A A1",
         "+A A1 ~A",
-        "+A A1. -A",
+        "+A A1. -A =A",
         "+A A1. ?A -A",
         "+A A1. ~A",
         "+A +B A1. B1 ?B ?A B2. ?B",
-        "A1 +B B1 ?B",
+        "A1 +B B1 ?B =A",
         "+A +B A1 !A ?A ?A B1 ?B",
         "+A +B A1 B1 ! ?A ?B ?A ?B",
         "+A A1. +A ?A A2 ?A -A",
         "+A -A +A A1 ?A A2. ?A ?A",
     ]
     rng = random.Random(f"11.2:{seed}")
-    return [_case(script.split()) for script in (*by_hand, *(_random_script(rng, n) for n in (20, 80)))]
+    return [_case(script.split()) for script in (*by_hand, *(_random_script(rng, n) for n in (20, 80 * scale)))]
 
 
 def _case(words: list[str]) -> Case:
@@ -47,7 +47,7 @@ def _case(words: list[str]) -> Case:
 
 
 def _step(word: str) -> list[Any]:
-    names = {"+": "open", "?": "read", "-": "close", "~": "drop", "!": "fail"}
+    names = {"+": "open", "?": "read", "-": "close", "~": "drop", "!": "fail", "=": "leave"}
     if word[0] in names:
         return [names[word[0]], word[1:] or None]
     return ["route", word[0], int(word[1:].rstrip(".")), word.endswith(".")]
@@ -59,6 +59,8 @@ def _show_step(step: list[Any]) -> str:
         return f'route("{request}", token {rest[0]}{", the last" if rest[1] else ""})'
     if name == "open":
         return f'{request.lower()} = router.open("{request}")'
+    if name == "leave":
+        return f'router.leave("{request}")'
     if name == "fail":
         return f'fail(error, "{request}")' if request else "fail(error)"
     low = str(request).lower()
@@ -136,6 +138,9 @@ class _Ledger:
             for key in [request] if request else list(self.open):
                 reader = self.open.pop(key)
                 reader.is_over, reader.error = True, "RuntimeError: the engine died"
+        elif name == "leave":
+            if self.open.pop(request, None) is not None:
+                self.aborted.append(request)
         else:
             reader = self.readers[request]
             if self.open.get(request) is reader:
@@ -207,6 +212,9 @@ def _why_aborted(ledger: _Ledger, step: list[Any], got: list[Any]) -> str:
         if step[3]:
             return f"abort({extra!r}) was called, but the request has ended by itself: there is nothing left to abort."
         return f"abort({extra!r}) was called. An output that comes for nobody is only dropped: its abort is under way."
+    if step[0] == "leave":
+        told = "it has left already" if extra in ledger.aborted else "it has ended by itself, or never was"
+        return f"abort({extra!r}) was called, but {told}. leave looks into self.queues first: who is not there needs no abort."
     if extra in ledger.aborted:
         return f"abort({extra!r}) was called a second time. A request ends once."
     if step[0] in ("close", "drop") and extra == step[1]:

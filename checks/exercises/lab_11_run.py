@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import gc
 import inspect
 import random
 import selectors
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from checks.exercises import Case
@@ -52,10 +54,37 @@ def run_push(module: ModuleType, case: Case) -> dict[str, Any]:
     options = {} if case["skip_special"] else {"skip_special_tokens": False}
     outputs = [module.IncrementalDetokenizer(tokenizer, case["prompt"], **options) for _ in range(case["num_outputs"])]
     given: list[list[Any]] = [[] for _ in outputs]
-    for which, token_id in case["turns"]:
-        given[which].append(outputs[which].push(token_id))
+    decoded = [0]
+    with bytes_decoded(decoded):
+        for which, token_id in case["turns"]:
+            given[which].append(outputs[which].push(token_id))
     looked_at = tokenizer.num_looked_at
-    return {"given": given, "rest": [output.finish() for output in outputs], "looked_at": looked_at}
+    return {
+        "given": given,
+        "rest": [output.finish() for output in outputs],
+        "looked_at": looked_at,
+        "decoded": decoded[0],
+    }
+
+
+@contextlib.contextmanager
+def bytes_decoded(total: list[int]) -> Iterator[None]:
+    """While it is open, total[0] grows by the length of what is decoded, by bytes.decode or by an incremental decoder."""
+
+    def note(frame: FrameType, event: str, called: Any) -> None:
+        data = None
+        if event == "c_call" and getattr(called, "__name__", "") == "decode":
+            data = getattr(called, "__self__", None)
+        elif event == "call" and frame.f_code is codecs.BufferedIncrementalDecoder.decode.__code__:
+            data = frame.f_locals.get("input")
+        total[0] += len(data) if isinstance(data, (bytes, bytearray)) else 0
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 # ------------------------------------------------------------------------------------------ 11.2 open, route, leave
@@ -83,7 +112,7 @@ async def _read(stream: Any) -> Any:
 
 def run_route(module: ModuleType, case: Case) -> dict[str, Any]:
     """A script of calls: ["open", id], ["route", id, token, is it the last?], ["read", id], ["close", id] (the reader leaves),
-    ["drop", id] (the last reference goes), ["fail", id or None]."""
+    ["drop", id] (the last reference goes), ["leave", id] (the method itself), ["fail", id or None]."""
     from minivllm.serving.async_llm import OutputStream
 
     aborted: list[Any] = []
@@ -105,6 +134,8 @@ def run_route(module: ModuleType, case: Case) -> dict[str, Any]:
                 answer["read"] = await _read(streams[request_id])
             elif name == "close":
                 result = streams[request_id].close()
+            elif name == "leave":
+                result = router.leave(request_id)
             elif name == "drop":
                 del streams[request_id]
                 gc.collect(0)  # a read that was given up may hold it in a cycle

@@ -14,9 +14,10 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 SPECIAL = b"<end>"
 FAMILY = "\N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN}\N{ZERO WIDTH JOINER}\N{GIRL}"
 MAX_LOOKED_AT = 8  # tokens the tokenizer is asked about, for each token pushed
+MAX_DECODED, MANY_BYTES = 12, 1000  # bytes decoded for each that came, and beside
 
 
-def push_cases(seed: int) -> list[Case]:
+def push_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"11.1:{seed}")
     robot, accent = "\N{ROBOT FACE}".encode(), "é".encode()
     cases = [
@@ -42,7 +43,7 @@ def push_cases(seed: int) -> list[Case]:
         _case([b" the", b" the", b"m", b"n"], owners=[0, 1, 0, 1], prompt=[], drops_space=True),
     ]
     letters = ["a", "e", " ", "é", "\N{ROBOT FACE}", "日", "本", "ß", "\n", FAMILY]
-    for length in (12, 400):
+    for length in (12, 400 * scale):
         data = "".join(rng.choice(letters) for _ in range(length)).encode()
         cases.append(_case(_random_cut(rng, data)))
     garbage = [bytes([rng.choice([0x41, 0xC3, 0xA9, 0xF0, 0x9F, 0x80, 0xFF, 0xE2])]) for _ in range(60)]
@@ -122,6 +123,14 @@ def judge_push(case: Case, output: Any) -> Verdict:
             f"The text is right, but the tokenizer was asked about {output['looked_at']:,} tokens for an output of"
             f" {count(len(case['turns']), 'token')}: each push decodes what has been decoded before, so the work for a token"
             " grows with the text. Keep only what is unfinished."
+        )
+        return Verdict("wrong calls", told)
+    num_bytes = sum(len(bytes.fromhex(case["pieces"][token_id])) for _, token_id in case["turns"])
+    if output["decoded"] > MAX_DECODED * num_bytes + MANY_BYTES:
+        told = (
+            f"The text is right, but {output['decoded']:,} bytes were decoded for an output of {num_bytes:,}: each push decodes"
+            " again what came before, so the work for a token grows with the text. Keep the bytes of the unfinished character"
+            " alone: self.utf8 does."
         )
         return Verdict("wrong calls", told)
     return RIGHT

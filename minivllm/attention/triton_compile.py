@@ -7,6 +7,7 @@ would be there, down to machine code.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -86,6 +87,45 @@ def compile_kernels(call: Callable[[], object], capability: int) -> list[Compile
 def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
     import triton
     from triton.backends.compiler import GPUTarget
+
+    with _compilers_remarks_kept():
+        compiled = triton.compile(_source_of(launch), target=GPUTarget("cuda", capability, 32), options=launch.options)
+    registers, spilled = _assembler_report(compiled.asm["ptx"])
+    return CompiledKernel(launch.kernel.fn.__name__, registers, spilled, compiled.metadata.shared, compiled.asm["ptx"])
+
+
+def read_launch(launch: Launch, capability: int) -> str:
+    """The compiler's first stage alone, which reads Python and settles every type: nearly all that it refuses it refuses here,
+    within 0.1 s, and without a program or a file of its own (so also in a jail). Returns the kernel in Triton's own
+    intermediate language, where every value has a type.
+
+    Raises triton.compiler.errors.CompilationError as it comes: `src`, `node` and `__cause__` say where.
+    """
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    source, target = _source_of(launch), GPUTarget("cuda", capability, 32)
+    backend = make_backend(target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = backend.parse_options({**launch.options, **source.parse_options()})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    given = {
+        "target": target,
+        "options": options,
+        "codegen_fns": backend.get_codegen_implementation(options),
+        "module_map": backend.get_module_map(),
+        "context": context,
+    }
+    wanted = inspect.signature(source.make_ir).parameters  # Triton 3.4's has no target
+    return str(source.make_ir(**{name: value for name, value in given.items() if name in wanted}))
+
+
+def _source_of(launch: Launch) -> Any:
+    """The kernel with its arguments' types, as Triton compiles it."""
     from triton.compiler import ASTSource
 
     signature: dict[str, str] = {}
@@ -102,11 +142,7 @@ def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
         # as at a real launch: addresses and numbers that are multiples of 16 allow wide loads (torch aligns what it allocates)
         if specialize and (isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)):
             attributes[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    with _compilers_remarks_kept():
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
-    registers, spilled = _assembler_report(compiled.asm["ptx"])
-    return CompiledKernel(launch.kernel.fn.__name__, registers, spilled, compiled.metadata.shared, compiled.asm["ptx"])
+    return ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from minivllm.attention import reference
 from minivllm.attention import triton_kernels as kernels
 from minivllm.attention.triton_trace import recording
+from minivllm.attention.triton_utils import tl, triton
 from tests.attention.test_backends import make_batch
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -173,6 +174,24 @@ def test_a_recording_has_what_each_program_loads_and_stores() -> None:
     assert loaded == [(0, [0, 1]), (1, [2, 3])]
     kernels.write_kv(key, key, cache, torch.tensor([4, 6]))
     assert len(accesses) == 2 * (2 + 3)  # closed: nothing is added
+
+
+@triton.jit
+def without_other(out, x, table, n):
+    places = tl.arange(0, 4)
+    numbers = tl.load(x + places, mask=places < n) + tl.load(table + places, mask=places < n, other=0)
+    tl.store(out + places, numbers + tl.load(table + places, mask=places < 4))
+
+
+def test_with_garbage_a_masked_number_without_other_is_nan() -> None:
+    out, x, table = torch.zeros(4), torch.ones(4), torch.full((4,), 2, dtype=torch.int32)
+    with recording() as plain:
+        without_other[(1,)](out, x, table, 3)
+    assert out.tolist() == [5, 5, 5, 2]
+    with recording(garbage=True) as accesses:
+        without_other[(1,)](out, x, table, 3)
+    assert out[:3].tolist() == [5, 5, 5] and out[3].isnan()
+    assert [a.undefined for a in accesses] == [a.undefined for a in plain] == [True, False, False, False]
 
 
 def test_parts_are_many_for_few_long_sequences_and_one_for_many() -> None:

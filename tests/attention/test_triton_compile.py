@@ -12,8 +12,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has packages for Linux only")
 from minivllm.attention import triton_kernels
-from minivllm.attention.triton_compile import compile_kernels, compile_launch, launches_held_back
+from minivllm.attention.triton_compile import compile_kernels, compile_launch, launches_held_back, read_launch
 from minivllm.attention.triton_kernels import Limits, choose_tiles
+from minivllm.attention.triton_utils import tl, triton
 
 A100, H100, RTX_4090, T4 = (
     Limits((8, 0), 163 << 10, 108),
@@ -106,6 +107,38 @@ def test_launches_are_held_back_with_what_they_would_have_been_given() -> None:
     assert launch.arguments["WIDTH"] == 128 and launch.arguments["values_start"] == 4 * 16 * 128
     assert not cache.any()
     assert "st.global" in compile_launch(launch, 80).ptx
+
+
+def test_what_the_compiler_refuses_is_refused_by_its_first_stage_alone() -> None:
+    """A sum that enters the loop as a number and leaves it as a vector: the interpreter takes it."""
+    from triton.compiler.errors import CompilationError
+
+    x = torch.zeros(64)
+    with launches_held_back() as launches:
+        changes_its_type[(1,)](x, n=2)
+        keeps_its_type[(1,)](x, n=2)
+    changes, keeps = launches
+    with pytest.raises(CompilationError, match="at 4:"):
+        read_launch(changes, 80)
+    read_launch(keeps, 80)
+
+
+@triton.jit
+def changes_its_type(x, n: tl.constexpr):
+    total = 0.0
+    numbers = tl.arange(0, 16)
+    for i in range(tl.program_id(0), n):
+        total = total + tl.load(x + i * 16 + numbers)
+    tl.store(x + numbers, total)
+
+
+@triton.jit
+def keeps_its_type(x, n: tl.constexpr):
+    numbers = tl.arange(0, 16)
+    total = tl.zeros([16], tl.float32)
+    for i in range(tl.program_id(0), n):
+        total = total + tl.load(x + i * 16 + numbers)
+    tl.store(x + numbers, total)
 
 
 def test_a_head_dim_that_fits_nowhere_is_refused() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from hypothesis import settings
+
 from minivllm.components import Components
 from minivllm.config import EngineConfig
 from minivllm.core.engine_core import EngineCore
@@ -21,6 +23,12 @@ from minivllm.sim.echo import DeferredExecutor, EchoExecutor, echo_generate
 EOS = (1,)
 VOCAB = 1000  # so large that no request ends by chance, unless a test wants it
 DEFAULTS: dict[str, Any] = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+
+
+def examples(at_least: int) -> int:
+    """How many a search makes: `at_least`, or the profile's where that has more; under `make check` a fifth."""
+    n = settings().max_examples
+    return max(at_least, n) if n >= settings.get_profile("ci").max_examples else at_least // 5
 
 
 def make_engine(

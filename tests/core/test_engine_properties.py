@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from minivllm.core.step import EngineCoreRequest, FinishReason, SchedulerOutput
 from minivllm.sampling_params import SamplingParams
 from minivllm.spec_decode.config import SpeculativeConfig
-from tests.core.harness import AheadScheduler, Driver, check_all_free, make_engine, oracle
+from tests.core.harness import AheadScheduler, Driver, check_all_free, examples, make_engine, oracle
 
-MORE = settings(max_examples=max(250, settings().max_examples))
+MORE = settings(max_examples=examples(250))
 SHARED = [[2, 3, 4, 5, 6, 7, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6], [9, 8, 7, 6, 5, 4, 3, 2, 9, 9, 8, 8, 7, 7, 6, 6]]
 
 

@@ -19,7 +19,7 @@ from minivllm.core.radix_cache import BlockKey, RadixCache, RadixKVCacheManager,
 from minivllm.core.request import Request
 from minivllm.sampling_params import SamplingParams
 from minivllm.sim.echo import EchoExecutor
-from tests.core.harness import Driver, generate, make_engine, make_request
+from tests.core.harness import Driver, examples, generate, make_engine, make_request
 
 BLOCKS = [KVCacheBlock(i) for i in range(200)]
 
@@ -224,7 +224,7 @@ def test_a_request_whose_prefix_is_taken_back_publishes_no_more():
 # ---------------------------------------------------------------- the engine
 
 
-@settings(max_examples=max(60, settings().max_examples))
+@settings(max_examples=examples(60))
 @given(st.integers(0, 10**9), st.integers(6, 20), st.sampled_from(["fcfs", "longest_prefix"]))
 def test_radix_and_hash_agree_with_evictions_and_aborts(seed: int, num_blocks: int, policy: str):
     answers = []

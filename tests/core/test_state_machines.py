@@ -13,6 +13,7 @@ from minivllm.core.kv_cache_manager import KVCacheManager
 from minivllm.core.radix_cache import RadixKVCacheManager
 from minivllm.core.request import Request
 from minivllm.sampling_params import SamplingParams
+from tests.core.harness import examples
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -227,7 +228,7 @@ class RadixManagerMachine(ManagerMachine):
     KIND = RadixKVCacheManager
 
 
-STEPS = settings(stateful_step_count=40, max_examples=max(150, settings().max_examples))
+STEPS = settings(stateful_step_count=40, max_examples=examples(150))
 TestBlockPool = PoolMachine.TestCase
 TestBlockPool.settings = STEPS
 TestKVCacheManager = ManagerMachine.TestCase

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from minivllm.attention.interface import AttentionMetadata
 from minivllm.models.decoder import Decoder
+
+if TYPE_CHECKING:  # importing it takes seconds, which tests without a model of its need not spend
+    import transformers
 
 BLOCK_SIZE = 4
 SIZES = {
@@ -60,11 +62,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-MakeModel = Callable[..., tuple[Path, transformers.PreTrainedModel]]
+MakeModel = Callable[..., "tuple[Path, transformers.PreTrainedModel]"]
 
 
 def tiny_model(kind: str, **overrides: Any) -> transformers.PreTrainedModel:
     """A random transformers model in float32 whose every weight matters: biases and norms are not left at 0 and 1."""
+    import transformers
+
     name, settings = FAMILIES[kind]
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **settings, **overrides})
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ class DenseHead:
         self.head = EagleHead.load(folder, self.target.config, torch.float32)
         self.rows = F.linear(torch.eye(64), self.target.lm_head.weight)[:, self.head.draft_token_ids].T
         self.k = k
+        self.closest = float("inf")  # of all drafts, by how much the best row was better than the next
 
     @torch.inference_mode()
     def drafts(self, token_ids: list[int]) -> list[int]:
@@ -98,6 +99,8 @@ class DenseHead:
             cos, sin = rotary_table(torch.arange(n), self.head.frequencies, torch.float32)
             embeds = F.embedding(torch.tensor(ids[1:]), self.target.embed_tokens)
             predicted = self.head(embeds, torch.stack(features), cos, sin, causal_attention)[-1]
+            best, second = (self.rows @ predicted).topk(2).values.tolist()
+            self.closest = min(self.closest, best - second)
             ids.append(int(self.head.draft_token_ids[(self.rows @ predicted).argmax()]))
             features.append(predicted)
         return ids[len(token_ids) :]
@@ -127,6 +130,7 @@ def test_an_eagle_heads_drafts_are_those_of_the_whole_sequence_computed_anew(
     assert len(checked) > 50
     for known, chain in checked:
         assert chain == dense.drafts(known)
+    assert dense.closest > 1e-3  # logits of about 3 in float32: rounding decides nothing here
 
 
 def test_an_eagle_head_leaves_the_prefix_cache_its_hits(model: Path, head: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import tracemalloc
@@ -79,8 +80,15 @@ def damaged(draw: Any, value: Any) -> str:
         if draw(st.booleans()) and isinstance(inner, dict):
             inner.pop(last, None)
         else:
-            inner[last] = draw(st.sampled_from(ODD))
+            inner[last] = copy.deepcopy(draw(st.sampled_from(ODD)))  # the second may go into the first
     return json.dumps(value)
+
+
+def test_damage_leaves_what_it_draws_from_as_it_was() -> None:
+    odd = next(value for value in ODD if value == {"a": 1})
+    answers = iter([1, 2, ("chat_template",), False, odd, ("chat_template", "a"), False, "x"])
+    assert json.loads(damaged(lambda _: next(answers), SPECIAL))["chat_template"] == {"a": "x"}
+    assert odd == {"a": 1}
 
 
 @pytest.fixture(scope="module")

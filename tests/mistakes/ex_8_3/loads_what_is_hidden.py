@@ -1,4 +1,4 @@
-# expect: 0 * NaN is NaN
+# expect: other slots may hold NaN
 from minivllm.attention.triton_utils import tl, triton
 
 
