@@ -25,6 +25,7 @@ TARGETS = [
     "models/test_weights.py",
     "text",
     "labs/test_strange_files.py",
+    "labs/test_quiz_files.py",
     "attention/test_numerics.py",
     "sampling",
     "spec_decode/test_rejection.py",

@@ -12,7 +12,7 @@ from nbformat import NotebookNode
 from checks.authoring.source import Source, SourceError, engine_names, engine_parameters
 from checks.exercises import check_of, find, has_checks, table
 from checks.sandbox.cell import body_without_docstring, find_function, is_stub, name_of
-from checks.student.quiz import questions
+from checks.student.questions import questions
 
 # The parts of every lab, as ids of its cells, in the order a student meets them.
 PARTS = (

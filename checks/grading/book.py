@@ -8,6 +8,7 @@ A pure function of files: the same folder of records gives the same book, howeve
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import math
 import re
@@ -17,10 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from checks.grading.records import ExerciseResult, QuizResult, Submission
+from checks.grading.records import ExerciseResult, PassedOver, QuizResult, Submission
 from checks.grading.roster import Person, Roster, read_roster
+from checks.grading.tables import harmless
 
-RUN = "run.json"  # what the run graded: {"labs": {"04": {"4.1": 2.0, ...}}}
+RUN = "run.json"  # what the run graded: {"labs": {"04": {"4.1": 2.0, ...}}, "passed_over": [...]}
 OVERRIDES = ("student", "item", "points", "reason")
 Result = ExerciseResult | QuizResult
 
@@ -77,6 +79,7 @@ class Book:
     columns: tuple[Column, ...]
     students: tuple[Student, ...]
     roster: Roster | None
+    passed_over: tuple[PassedOver, ...] = ()  # notebooks of labs that were not asked for
 
     @property
     def labs(self) -> tuple[str, ...]:
@@ -101,11 +104,12 @@ def read_book(state_dir: Path, roster: Path | None = None, overrides: Path | Non
     """Raises ValueError naming the file, for a record, a roster or an override that cannot be meant."""
     people = read_roster(roster) if roster else None
     submissions = read_submissions(state_dir)
-    columns = _columns(submissions, _labs_of_run(state_dir))
+    labs, passed_over = _run_of(state_dir)
+    columns = _columns(submissions, labs)
     students = _students(submissions, people)
     if overrides:
-        students = _overridden(students, columns, read_overrides(overrides), overrides)
-    return Book(columns, students, people)
+        students = _overridden(students, columns, read_overrides(overrides), overrides, people)
+    return Book(columns, students, people, passed_over)
 
 
 def read_submissions(state_dir: Path) -> list[Submission]:
@@ -121,11 +125,14 @@ def read_submissions(state_dir: Path) -> list[Submission]:
     return sorted(found, key=lambda s: (s.student, s.lab, s.file))
 
 
-def _labs_of_run(state_dir: Path) -> dict[str, dict[str, float]]:
+def _run_of(state_dir: Path) -> tuple[dict[str, dict[str, float]], tuple[PassedOver, ...]]:
+    """What the run graded, by lab and item, and what it passed over."""
     path = state_dir / RUN
     found: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    labs = found.get("labs", {}) if isinstance(found, dict) else {}
-    return {str(lab): {str(i): float(p) for i, p in items.items()} for lab, items in labs.items() if isinstance(items, dict)}
+    found = found if isinstance(found, dict) else {}
+    labs = {lab: items for lab, items in found.get("labs", {}).items() if isinstance(items, dict)}
+    worth = {str(lab): {str(i): float(p) for i, p in items.items()} for lab, items in labs.items()}
+    return worth, tuple(PassedOver(**other) for other in found.get("passed_over", []))
 
 
 def _columns(submissions: list[Submission], worth: dict[str, dict[str, float]]) -> tuple[Column, ...]:
@@ -211,23 +218,64 @@ def read_overrides(path: Path) -> list[Override]:
 
 
 def _overridden(
-    students: tuple[Student, ...], columns: tuple[Column, ...], overrides: list[Override], path: Path
+    students: tuple[Student, ...], columns: tuple[Column, ...], overrides: list[Override], path: Path, roster: Roster | None
 ) -> tuple[Student, ...]:
     """A line for one student counts before a line for all; of two of a kind, the later. A line for all is for those who tried:
     who handed nothing in, or left the stub as it was, gets nothing by it."""
-    most, keys = {column.item: column.max_points for column in columns}, {student.key for student in students}
+    most, called = {column.item: column.max_points for column in columns}, _names_of(students)
     tried = {item: {s.key for s in students if _tried(s.results.get(item))} for item in most}
-    given: dict[str, dict[str, Override]] = {key: {} for key in keys}
+    given: dict[str, dict[str, Override]] = {student.key: {} for student in students}
     for number, override in sorted(enumerate(overrides, start=2), key=lambda pair: pair[1].student != "*"):
         if override.item not in most:
             raise OverrideError(f"{path}, line {number}: there is no {override.item!r}. Graded were: {', '.join(most)}.")
         if override.points is not None and override.points > most[override.item]:
             raise OverrideError(f"{path}, line {number}: {override.item} counts at most {most[override.item]:g} points.")
-        if override.student != "*" and override.student not in keys:
-            raise OverrideError(f"{path}, line {number}: there is no student {override.student!r}; see gradebook.csv's column.")
-        for key in tried[override.item] if override.student == "*" else {override.student}:
+        if override.student == "*":
+            meant = tried[override.item]
+        else:
+            meant = _meant(override.student, called, roster)
+            if len(meant) != 1:
+                raise OverrideError(f"{path}, line {number}: {_nobody(override.student, meant, students)}")
+        for key in meant:
             given[key][override.item] = override
     return tuple(replace(student, overrides=given[student.key]) for student in students)
+
+
+def _names_of(students: Iterable[Student]) -> dict[str, set[str]]:
+    """The keys of the students by all they may be called in an overrides file: as gradebook.csv shows them, by name, and as
+    their files call them."""
+    called: dict[str, set[str]] = defaultdict(set)
+    for student in students:
+        for name in (student.key, harmless(student.key), student.name, *(s.student for s in student.handed_in)):
+            called[name.strip().casefold()].add(student.key)
+    return called
+
+
+def _meant(name: str, called: Mapping[str, set[str]], roster: Roster | None) -> set[str]:
+    """Whom a line is for: the student with this key; else who is called so, in whatever case; else whom the roster would take a
+    file of that name for. None, or several, where it cannot be said."""
+    if any(name in keys for keys in called.values()):
+        return {name}
+    found = called.get(name.casefold(), set())
+    person = roster.find(name) if roster and not found else None
+    return {person.key} if person else found
+
+
+def _nobody(name: str, meant: set[str], students: Iterable[Student]) -> str:
+    """Why a line of the overrides is for nobody, and who there is."""
+    if meant:
+        return f"{name!r} may be {' or '.join(sorted(meant))}. Write the one of gradebook.csv's first column."
+    known = [student.key for student in students]
+    close = difflib.get_close_matches(name, known, _SHOWN, 0.5)
+    shown = close or known[:_SHOWN]
+    more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return (
+        f"there is no student {name!r}. A student is named as in gradebook.csv's first column, by name, or as the files that"
+        f" were handed in are called. There {'are' if len(known) != 1 else 'is'}: {', '.join(shown) or 'nobody'}{more}."
+    )
+
+
+_SHOWN = 8  # names in a message
 
 
 def _tried(result: Result | None) -> bool:

@@ -1,5 +1,5 @@
 """report.html: the class, for its instructor. How the points are spread, which exercise was hardest, and what went wrong most
-often, in the checks' own words. It names no student, so it can be shown in class; incidents.csv names them.
+often, in the checks' own words. It names no student and quotes none, so it can be shown in class; incidents.csv names them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from checks.grading.charts import Split, bins_of, histogram, stacked
 from checks.grading.pages import block, page, table, text
 from checks.grading.records import ExerciseResult
 from checks.grading.tables import number
-from checks.grading.words import INCIDENTS, STATUS, UNKNOWN_STATUS
+from checks.grading.words import INCIDENTS, NAMES_A_TYPE, OF_A_TYPE, STATUS, UNKNOWN_STATUS, for_the_class, hidden_words
 
 COMMONEST = 12
 _OPEN = ("not_attempted", "missing", "not_answered")
@@ -113,22 +113,24 @@ def _hardest(book: Book) -> str:
 
 
 def _commonest(book: Book) -> str:
-    """Wrong answers by what the check said of them. Messages that differ in their numbers alone are one."""
-    groups: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    """Wrong answers by what the check said of them; where that has words of a student's code in it, by the kind of failure.
+    Messages that differ in their numbers alone are one."""
+    groups: dict[tuple[str, str, bool], Counter[str]] = defaultdict(Counter)
     for student in book.students:
         for result in student.results.values():
             if isinstance(result, ExerciseResult) and result.status not in (*_OPEN, "passed"):
                 word = STATUS.get(result.status, UNKNOWN_STATUS)[1].partition(" ")[2]
-                message = result.message.strip() or result.hidden or word
-                groups[result.exercise, re.sub(r"\d+", "#", message)][message] += 1
+                message = for_the_class(result.category, result.message).strip() or hidden_words(result.hidden) or word
+                groups[result.exercise, re.sub(r"\d+", "#", message), result.category == NAMES_A_TYPE][message] += 1
     most = sorted(groups.items(), key=lambda group: (-group[1].total(), group[0]))[:COMMONEST]
-    rows = [
-        [text(exercise), str(said.total()), block(min(said, key=lambda m: (-said[m], m)), 600)] for (exercise, _), said in most
-    ]
+    rows = []
+    for (exercise, _, names_a_type), said in most:
+        shown = OF_A_TYPE if names_a_type and said.total() == 1 else min(said, key=lambda m: (-said[m], m))
+        rows.append([text(exercise), str(said.total()), block(shown, 600)])
     if not rows:
         return ""
     return "<h2>Commonest wrong answers</h2>" + table(
-        "By the check's message; of messages that differ in numbers alone, the most frequent one is shown",
+        "By the check's message, without what a student's code said; of those that differ in numbers alone, the most frequent",
         ["Exercise", "Students", "What the check said"],
         rows,
         frozenset({1}),
@@ -138,12 +140,14 @@ def _commonest(book: Book) -> str:
 def _incidents(book: Book) -> str:
     """How often each kind happened."""
     kinds = Counter(i.kind for student in book.students for s in student.handed_in for i in s.incidents)
+    kinds.update(["another lab"] * len(book.passed_over))
     kinds.update("remark" for student in book.students for s in student.handed_in for r in s.exercises for _ in r.flags)
     if not kinds:
         return "<h2>Incidents</h2><p>None.</p>"
     explained = {
         **INCIDENTS,
-        "remark": "A remark on an answer, such as: identical to the reference. It costs nothing by itself.",
+        "remark": "Not told. An answer is the reference's code; only with that was it compared. It costs nothing by itself.",
+        "another lab": "Not told. A notebook of a lab that this run was not asked for. It was not graded.",
     }
     rows = [[text(kind), str(n), explained.get(kind, "")] for kind, n in sorted(kinds.items(), key=lambda k: (-k[1], k[0]))]
     head = ["Kind", "How often", "What the student is told"]

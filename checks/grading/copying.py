@@ -1,5 +1,6 @@
 """Is it the student's own? Two questions to the text of an answer: does it take minivllm's answer (then it counts nothing), and
-is it the reference, word for word (then somebody should look; short answers are often alike)."""
+is it the reference, word for word (then somebody should look; short answers are often alike). Students are not compared with
+each other."""
 
 from __future__ import annotations
 
@@ -52,6 +53,15 @@ def _dotted(node: ast.expr, imported: Mapping[str, str]) -> str:
         node = node.value
     start = imported.get(node.id, "") if isinstance(node, ast.Name) else ""
     return ".".join([start, *reversed(parts)]) if start else ""
+
+
+def remark(row: Row) -> str:
+    """What the instructor is told of an answer that is the reference."""
+    names = " and ".join(name_of(function) for function in row.functions)
+    return (
+        f"{names}: the same code as this project's reference answer, with the same names; comments, docstrings, type hints and"
+        " layout were not compared, nor were other students. It costs no points by itself: short functions are often alike."
+    )
 
 
 def is_the_reference(source: str, row: Row) -> bool:

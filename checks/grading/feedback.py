@@ -10,9 +10,9 @@ import hashlib
 import re
 
 from checks.exercises import table as exercises
-from checks.grading.book import Book, Column, Student
+from checks.grading.book import Book, Column, Result, Student
 from checks.grading.pages import block, name, page, table, text
-from checks.grading.records import ExerciseResult, Submission
+from checks.grading.records import ExerciseResult, QuizResult, Submission
 from checks.grading.tables import number
 from checks.grading.words import EXPLAINED, INCIDENTS, OTHER_INCIDENT, STATUS, UNKNOWN_STATUS, cell_words, hidden_words
 
@@ -71,11 +71,17 @@ def _item(column: Column) -> str:
 
 
 def _status(student: Student, column: Column) -> str:
+    if column.item in student.overrides:
+        return '<span class="set">✎ set by your instructor</span>'
     result = student.results.get(column.item)
-    kind, word = (
-        STATUS.get(result.status, UNKNOWN_STATUS) if result else STATUS["not_answered" if column.is_quiz else "missing"]
-    )
+    kind, word = _word(column, result)
     return f'<span class="{kind}">{word}</span>'
+
+
+def _word(column: Column, result: Result | None) -> tuple[str, str]:
+    if result is None:
+        return STATUS["not_answered" if column.is_quiz else "missing"]
+    return STATUS.get(result.status, UNKNOWN_STATUS)
 
 
 def _points(student: Student, column: Column) -> str:
@@ -86,9 +92,11 @@ def _told(student: Student, column: Column) -> str:
     result, override = student.results.get(column.item), student.overrides.get(column.item)
     parts = []
     if override:
-        parts.append(f"<p>Points set by your instructor: {text(override.reason)}</p>")
+        parts.append(f"<p><strong>{_points(student, column)} points</strong>, because: {text(override.reason)}</p>")
     if result is None:
         return "".join(parts)
+    if override and not isinstance(result, QuizResult):
+        parts.append(f"<p>What the check had said: {_word(column, result)[1].partition(' ')[2]}.</p>")
     if result.message.strip() and result.status not in ("passed", "not_attempted", "right", "error"):
         parts.append(block(result.message))
     elif result.status in EXPLAINED:

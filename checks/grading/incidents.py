@@ -11,8 +11,8 @@ HEADER = ("student", "lab", "file", "kind", "cell or file", "detail")
 
 
 def incidents(book: Book) -> Iterator[Sequence[Value]]:
-    """Every incident of every submission, also of those that another of the same lab replaced; then remarks on answers, and who
-    is not in the roster."""
+    """Every incident of every submission, also of those that another of the same lab replaced; remarks on answers; who is not
+    in the roster; then notebooks of labs that were not asked for."""
     yield HEADER
     for student in book.students:
         for submission in student.handed_in:
@@ -24,4 +24,8 @@ def incidents(book: Book) -> Iterator[Sequence[Value]]:
                 if result.status == "error":
                     yield [*at, "not graded", result.exercise, "The grader failed on it; grade this exercise again."]
         if book.roster and student.person is None:
-            yield [student.key, "", "", "not in the roster", "", ""]
+            yield [student.key, "", "", "not in the roster", "", "In gradebook.csv; not in canvas.csv and moodle.csv."]
+    for other in book.passed_over:
+        person = book.roster.find(other.student) if book.roster else None
+        told = f"Lab {other.lab} was not asked for; the notebook was not graded."
+        yield [person.key if person else other.student, other.lab, other.file, "another lab", "", told]

@@ -31,9 +31,13 @@ def has_namespaces() -> bool:
         return namespaces_allowed(root)
 
 
+def in_container() -> bool:
+    return bool(os.environ.get(IN_CONTAINER))
+
+
 def isolation() -> str:
     """ "container", "namespaces" or "not isolated"."""
-    if os.environ.get(IN_CONTAINER):
+    if in_container():
         return "container"
     return "namespaces" if has_namespaces() else "not isolated"
 

@@ -28,7 +28,7 @@ def canvas(book: Book) -> Iterator[Sequence[Value]]:
     assignments = [_assignment(book, lab) for lab in book.labs]
     yield [*_CANVAS, *assignments]
     yield ["    Points Possible", None, None, None, None, *(book.max_of(lab) for lab in book.labs)]
-    for student in _known(book, "canvas"):
+    for student in _known(book):
         who: list[Value] = [student.name, None, None, student.key, None]
         if _is_from(book, "canvas") and student.person:
             who = [student.person.columns.get(column, "") for column in _CANVAS]
@@ -39,9 +39,10 @@ def _is_from(book: Book, system: str) -> bool:
     return book.roster is not None and book.roster.kind == system
 
 
-def _known(book: Book, system: str) -> list[Student]:
-    """Whom the system can take grades for: with a roster of its own, only those in it (incidents.csv names the others)."""
-    return [student for student in book.students if student.person or not _is_from(book, system)]
+def _known(book: Book) -> list[Student]:
+    """Whom grades are handed on for: with a roster, only those in it. For others there is nobody in the system, or somebody
+    else (incidents.csv names them, and gradebook.csv has their points)."""
+    return [student for student in book.students if student.person or book.roster is None]
 
 
 def _assignment(book: Book, lab: str) -> str:
@@ -54,7 +55,7 @@ def moodle(book: Book) -> Iterator[Sequence[Value]]:
     """With a Moodle export as roster its identifying columns; else Username and Full name."""
     known = [c for c in book.roster.header if c in _MOODLE] if book.roster and _is_from(book, "moodle") else []
     yield [*(known or ["Username", "Full name"]), *(c for lab in book.labs for c in (f"Lab {lab}", f"Lab {lab} feedback"))]
-    for student in _known(book, "moodle"):
+    for student in _known(book):
         who: list[Value] = [student.key, student.name]
         if known and student.person:
             who = [student.person.columns.get(column, "") for column in known]

@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from checks.grading.isolation import has_namespaces
 from checks.grading.one import Task, official, rebuilt_text
 from checks.grading.points import Grader
 from checks.grading.records import CellResult
+from checks.sandbox.folders import hold
 from checks.sandbox.jail import HOME, Jail, python_folders
 from checks.sandbox.sandbox import HAS_FORK, WALLS
 
@@ -36,11 +36,14 @@ def run_cells(grader: Grader, task: Task) -> tuple[CellResult, ...]:
     if text is None:
         return ()
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    with tempfile.TemporaryDirectory(prefix="minivllm-nbval-") as folder:
-        notebook = Path(folder, f"{official(task.lab).path.stem}.ipynb")
+    held = hold("nbval")
+    try:
+        notebook = Path(held.path, f"{official(task.lab).path.stem}.ipynb")
         notebook.write_text(text, encoding="utf-8")
-        _run(Path(folder), notebook.name)
-        told = _read(Path(folder, _RESULT))
+        _run(Path(held.path), notebook.name)
+        told = _read(Path(held.path, _RESULT))
+    finally:
+        held.remove()
     return tuple(_cell(cell, told.get(number)) for number, cell in enumerate(cells))
 
 
@@ -60,9 +63,9 @@ def _run(folder: Path, name: str) -> None:
     inside = has_namespaces()
     where, home = (WORK, HOME) if inside else (str(folder), str(folder / "home"))
     environment = _environment(COURSE if inside else str(ROOT), home, where)
-    root = tempfile.mkdtemp(prefix="minivllm-jail-") if inside else None
+    root = hold("jail") if inside else None
     if root:
-        walls = f"import runpy; runpy.run_path({WALLS!r})['enter'](**{_jail(folder).walls(root)!r}); "
+        walls = f"import runpy; runpy.run_path({WALLS!r})['enter'](**{_jail(folder).walls(root.path)!r}); "
     else:
         walls = ""
         os.makedirs(home, exist_ok=True)
@@ -83,8 +86,7 @@ def _run(folder: Path, name: str) -> None:
         process.kill()
         process.wait()
         if root:
-            with contextlib.suppress(OSError):
-                os.rmdir(root)
+            root.remove()
 
 
 _LIMITS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,8 @@ from checks.grading.submissions import Found, kind_of, version_of
 from checks.grading.worth import source_of, worth
 from checks.student.ipynb import Notebook, Unreadable, parse_notebook
 from checks.student.quiz import find_question
+
+GRADER_ERROR = "grader_error"  # the kind of incident for what is no student's fault
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,19 @@ def read(found: Found) -> Notebook:
 
 
 def grade(grader: Grader, task: Task) -> Submission:
-    """Never raises for anything that is in a submission: a fault of grading itself is a record too, and the others go on."""
+    """Never raises for anything that is in a submission: a fault of grading itself is a record too, and the others go on.
+    Raises OSError only where the disk is full, which would be the fault of every submission that comes after."""
     try:
         return _grade(grader, task)
     except Exception as error:
+        if is_full(error):
+            raise
         return not_graded(task, type(error).__name__)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether it says that there is no room left: on the disk, or for this user."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _grade(grader: Grader, task: Task) -> Submission:
@@ -126,7 +137,7 @@ def _about(notebook: Notebook, lab: str, name: str) -> list[Incident]:
 
 def not_graded(task: Task, why: str) -> Submission:
     """The grader's own fault, to be looked at and run again."""
-    told = Incident("grader_error", task.found.name, f"grading stopped with {why}; its points are not the student's fault")
+    told = Incident(GRADER_ERROR, task.found.name, f"grading stopped with {why}; its points are not the student's fault")
     return _without_points(task, "error", "It could not be graded. Your instructor has been told.", told)
 
 

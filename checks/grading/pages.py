@@ -33,6 +33,7 @@ bdi, code { overflow-wrap: anywhere; }
 .good { color: var(--good); font-weight: 600; white-space: nowrap; }
 .bad { color: var(--bad); font-weight: 600; }
 .open { color: var(--open); font-weight: 600; }
+.set { font-weight: 600; white-space: nowrap; }
 .soft, .asks { color: var(--soft); }
 .asks { font-weight: 400; display: block; }
 figure { margin: 1rem 0; }

@@ -17,7 +17,7 @@ from typing import Any
 
 from checks.exercises import Case, Row, check_of, table
 from checks.exercises.evaluate import Grading, Report, evaluate
-from checks.grading.copying import is_the_reference, takes_the_answer
+from checks.grading.copying import is_the_reference, remark, takes_the_answer
 from checks.grading.isolation import forbidden, jail_for, tree_path
 from checks.grading.rebuild import MAX_CELL, is_stub_text
 from checks.grading.records import ExerciseResult, Incident
@@ -28,6 +28,8 @@ from checks.sandbox.withheld import WORDS
 PUBLIC_SHARE = 0.5
 HIDDEN_ROUNDS = 2  # seeds
 HIDDEN_SCALE = 3  # where the cases of an exercise can be made larger
+# Where they cannot: numbers in and a number out, or one fixed situation. There hidden cases are others of the same size.
+WITHOUT_SIZE = ("0.0", "0.1", "0.2", "3.4", "5.2", "6.1", "9.1", "10.1", "10.4")
 _ENDS = {"time": "time_limit", "memory": "memory_limit", "output": "output_limit", "exit": "crashed"}
 _HIDDEN = {
     "time": "hidden tests: too slow, or it never ended",
@@ -73,19 +75,26 @@ class Grader:
         public = self._run(row, source, None)
         status = _status(public)
         if status == "copied":
-            return _copied(row, worth, "the code calls minivllm's answer, or reads its file")
-        flags = ("identical to the reference",) if is_the_reference(source, row) else ()
+            return _copied(row, worth, self._reached_for(row))
+        flags = (remark(row),) if is_the_reference(source, row) else ()
         incidents = [Incident(status, row.id)] if status in _ENDS.values() else []
         if status != "passed":
-            return ExerciseResult(row.id, 0.0, worth, status, public.verdict.message, flags=flags), incidents
+            said = public.verdict
+            return ExerciseResult(row.id, 0.0, worth, status, said.message, category=said.category, flags=flags), incidents
         cases = hidden_cases(row, self.secret)
         hidden = self._run(row, source, cases) if cases else public
         if hidden.withheld:
-            return _copied(row, worth, "the code calls minivllm's answer, or reads its file")
+            return _copied(row, worth, self._reached_for(row))
         if not hidden.passed:
             told = _HIDDEN.get(hidden.verdict.category, _WRONG)
-            return ExerciseResult(row.id, PUBLIC_SHARE * worth, worth, "failed", "", told, flags), incidents
+            return ExerciseResult(row.id, PUBLIC_SHARE * worth, worth, "failed", "", told, flags=flags), incidents
         return ExerciseResult(row.id, worth, worth, "passed", flags=flags), incidents
+
+    def _reached_for(self, row: Row) -> str:
+        """How an answer was taken that the cell's text does not name: noticed while it ran."""
+        answers = [f"{name} ({file})" for file, names in sorted(self.trees.withheld(row).items()) for name in sorted(names)]
+        called = f"called minivllm's own {' or '.join(answers)}, or " if answers else ""
+        return f"while it ran, the code {called}opened a file that has the answer in it"
 
     def _run(self, row: Row, source: str, cases: tuple[Case, ...] | None) -> Report:
         """In a child; once more with a new server of children if the first went down with it."""

@@ -2,7 +2,8 @@
 question is marked, with the numbers drawn for its student.
 
 A formula is tried on numbers of this run's own, in a child like any student's code. A plain number can be marked where the
-student's id came along (a packed work has it); else it counts as answered, and says so.
+student's id came along (a packed work has it); else it counts as answered, and says so, if it is right for any numbers that the
+question draws. What has not the form of an answer (no choice, no number, no formula) is no answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from checks.grading.rebuild import Answer
 from checks.grading.records import QuizResult
 from checks.sandbox.cell import own_source
 from checks.sandbox.sandbox import Limits, Request, Unavailable, run_in_child
-from checks.student.quiz import Question, is_right
+from checks.student.questions import Question, may_be_right
+from checks.student.quiz import is_right
 
 _ROUNDS = 3
 _LIMITS = Limits(cpu_seconds=2, wall_seconds=10, memory_bytes=256 << 20, output_bytes=1 << 20)
@@ -32,13 +34,19 @@ def mark(grader: Grader, asked: Question, answer: Answer | None, worth: float, s
     if answer is None or answer.is_open:
         return result("not_answered")
     if not asked.draw:
-        is_choice = _choice(asked, answer.value) is not None
-        return result("answered") if is_choice else result("wrong", f"Not one of the choices: {', '.join(asked.choices)}.")
+        if _choice(asked, answer.value) is None:
+            return result("not_answered", f"It is answered with one of its choices, {', '.join(asked.choices)}; this is none.")
+        return result("answered")
     number = _number(answer.value)
+    if number is None and not _may_be_formula(answer):
+        names = ", ".join(asked.draw)
+        return result("not_answered", f"It is answered with a number, or with a formula: lambda {names}: ... This is neither.")
     if number is None:
         right = _formula_is_right(grader, asked, answer)
         return result("right" if right else "wrong", "" if right else "The formula does not give the right numbers.")
     if student_id is None:
+        if not may_be_right(asked, number):
+            return result("wrong", f"{number:g} is not it, whatever numbers were drawn for you.")
         return result("answered", "Counted as answered: the numbers drawn for you did not come along with the notebook.")
     right = is_right(asked, number, student_id)
     return result("right" if right else "wrong", "" if right else f"{number:g} is not it, for your numbers.")
@@ -57,6 +65,18 @@ def _number(value: Any) -> float | None:
             return None
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if is_number and math.isfinite(value) else None
+
+
+def _may_be_formula(answer: Answer) -> bool:
+    """Whether the answer is to be computed: a function, a name, an expression. Not a text, a list, True, and the like; nor what
+    does not parse."""
+    try:
+        tree = ast.parse(answer.expression, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    if isinstance(tree, (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr)):
+        return isinstance(answer.value, (int, float)) and not isinstance(answer.value, bool)  # too large for a number of ours
+    return True
 
 
 def _formula_is_right(grader: Grader, asked: Question, answer: Answer) -> bool:

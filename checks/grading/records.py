@@ -29,7 +29,8 @@ class ExerciseResult:
     status: str  # one of EXERCISE_STATUSES
     message: str = ""
     hidden: str = ""
-    flags: tuple[str, ...] = ()  # remarks that cost nothing, such as "identical to the reference"
+    category: str = ""  # the verdict's: it says whether the message may have words of the student's code in it
+    flags: tuple[str, ...] = ()  # remarks that cost nothing (copying.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,15 @@ class Incident:
     kind: str
     cell_or_file: str
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A notebook that was not graded since it is of a lab that the run was not asked for."""
+
+    student: str
+    lab: str
+    file: str
 
 
 @dataclass(frozen=True, slots=True)

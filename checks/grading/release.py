@@ -2,7 +2,8 @@
 
 In it is what the labs and their checks need, and nothing else: the notebooks, `checks` without what is for instructors, and all
 of `minivllm`, since what a student has not written yet is minivllm's. That is why the answers that are engine code can be read
-there, by who looks for them; the others (solutions/) are not in it, unless --with-answers says so.
+there, by who looks for them, and in the checks the answers to the questions; answers that are no engine code (solutions/) are
+not in it, unless --with-answers says so.
 """
 
 # mypy: allow-untyped-calls, no-warn-return-any
@@ -23,7 +24,8 @@ import nbformat
 import yaml
 
 from checks.authoring.build import build
-from checks.authoring.source import ROOT, SOLUTIONS, Source, SourceError, read_source, sources
+from checks.authoring.source import ROOT, SOLUTIONS, Source, SourceError, engine_names, read_source, sources
+from checks.exercises import table
 from checks.grading.tables import number
 from checks.grading.worth import worth_of
 
@@ -296,5 +298,21 @@ def main(labs: str | None, out: str, *, nbgrader: bool, with_answers: bool) -> i
     what = "an nbgrader course" if nbgrader else "the student folder"
     print(f"Wrote {what} with Lab{'s' if len(chosen) > 1 else ''} {', '.join(s.lab for s in chosen)} to {out}.")
     if not nbgrader and not with_answers:
-        print("Answers that are engine code can be read in its minivllm/, which the labs run on; the others are not in it.")
+        print(_answers_in_it(chosen))
     return 0
+
+
+def _answers_in_it(labs: list[Source]) -> str:
+    """Which answers can be read in the student folder, and which cannot."""
+    absent = [
+        cell.exercise
+        for source in labs
+        for cell in source.cells
+        if cell.exercise and not engine_names(cell.text) and table()[cell.exercise].file is None
+    ]
+    told = (
+        "Who looks for answers finds in it: those that are engine code, in minivllm/, which the labs run on; those to the"
+        " questions, in checks/quizzes/; and in checks/exercises/ hints, the last nearly code, and what results are compared"
+        " with."
+    )
+    return told + (f" Not in it are the answers to {', '.join(absent)}." if absent else "")

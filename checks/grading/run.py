@@ -1,6 +1,6 @@
 """python -m checks grade SUBMISSIONS --out DIR: a class in one run.
 
-    OUT/.state/run.json                what the run grades: each lab's points
+    OUT/.state/run.json                what the run grades: each lab's points; and what it was not asked for
     OUT/.state/alice-04-1a2b3c4d.json  one record a student and lab, written when it is done
     OUT/.run/                          the secret seed, and what each record was made from: only instructors may see it
     OUT/.trees/                        what graded children import; there while it runs
@@ -22,25 +22,29 @@ import secrets
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
+from filelock import FileLock, Timeout
+
 from checks.authoring.source import ROOT, sources
 from checks.exercises import find, has_checks
-from checks.grading.isolation import close_memory, isolation, narrowed_environment
-from checks.grading.one import Task, grade, not_graded, read
+from checks.grading.isolation import close_memory, has_namespaces, in_container, isolation, narrowed_environment
+from checks.grading.one import GRADER_ERROR, Task, grade, is_full, not_graded, read
 from checks.grading.outputs import write_all
 from checks.grading.points import Grader, exercises_of
 from checks.grading.rebuild import written_in
-from checks.grading.records import Incident, Submission
+from checks.grading.records import Incident, PassedOver, Submission
 from checks.grading.submissions import PROGRESS, Found, find_submissions, guess_lab, recognize, student_id_in
 from checks.grading.trees import Trees
 from checks.grading.worth import worth
+from checks.sandbox.folders import sweep
 from checks.sandbox.sandbox import close_server
 from checks.student.home import write_atomically
 from checks.student.ipynb import Unreadable
@@ -66,21 +70,44 @@ class Options:
 
 
 def run(options: Options, say: Callable[[str], None] = print) -> int:
-    """Grade, and write the outputs. Returns the exit status. Raises ValueError for options that cannot be meant."""
+    """Grade, and write the outputs. Returns the exit status. Raises ValueError for options that cannot be meant, and OSError
+    naming the file where the disk is full; what is graded by then stands."""
     labs = _labs(options)
     state, private = options.out / STATE, options.out / PRIVATE
     state.mkdir(parents=True, exist_ok=True)
     private.mkdir(mode=0o700, exist_ok=True)
+    with _alone(private, options.out):
+        sweep()
+        return _run(options, labs, state, private, say)
+
+
+@contextlib.contextmanager
+def _alone(private: Path, out: Path) -> Iterator[None]:
+    """Two runs into one folder would take each other's trees away. A run that was killed holds nothing."""
+    try:
+        with FileLock(private / "lock", timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(f"Another run is grading into {out}. Wait until it has ended, or take another --out.") from None
+
+
+def _run(options: Options, labs: Sequence[str], state: Path, private: Path, say: Callable[[str], None]) -> int:
     secret = _secret(private, options.hidden_seed)
-    options = _with_the_last_ones_files(options, private, say)
+    if not in_container():  # there, the one that started it has done so: it knows where the files are
+        options = with_the_last_ones_files(options, say)
     level = isolation()
-    tasks = _tasks(find_submissions(options.submissions), labs, level)
+    tasks, others = _tasks(find_submissions(options.submissions), labs, level)
     if options.exercise:
         tasks = _only(tasks, options.exercise, state)
-    write_atomically(state / "run.json", json.dumps({"labs": _worths(state, labs, tasks)}, indent=1) + "\n")
+    told = {"labs": _worths(state, labs, tasks), "passed_over": [asdict(other) for other in others]}
+    write_atomically(state / "run.json", json.dumps(told, indent=1) + "\n")
     by = _graded_by(secret)
     pending = [task for task in tasks if options.exercise or not _is_done(state, private, task, by)]
     say(f"{len(tasks)} submissions, {len(tasks) - len(pending)} graded before. Isolation: {level}.")
+    if others:
+        say(_passed_over(others, labs))
+    if level == "container" and not has_namespaces():
+        say("In this container no process may make namespaces: students' code is apart from this machine, not from the grader.")
     if level == "not isolated":
         say("This system gives a process no namespaces of its own: see INSTRUCTORS.md on what that means, and on --container.")
     trees = Trees((options.out / TREES).resolve())
@@ -130,13 +157,22 @@ def _labs(options: Options) -> tuple[str, ...]:
     return wanted
 
 
-def _tasks(found: Iterable[Found], labs: Sequence[str], level: str) -> list[Task]:
-    """One task a student and lab. Of several files the latest counts, as far as their names tell; else the one with more work
-    in it. The instructor is told."""
+def _passed_over(others: Sequence[PassedOver], labs: Sequence[str]) -> str:
+    """The line of the summary: how many notebooks of which labs."""
+    counted = Counter(other.lab for other in others)
+    each = ", ".join(f"{n} of Lab {lab}" for lab, n in sorted(counted.items()))
+    was = "s were" if len(others) > 1 else " was"
+    return f"{len(others)} notebook{was} not graded: {each}; asked for: {', '.join(labs)}. incidents.csv has the files."
+
+
+def _tasks(found: Iterable[Found], labs: Sequence[str], level: str) -> tuple[list[Task], list[PassedOver]]:
+    """One task a student and lab, and what is of other labs. Of several files the latest counts, as far as their names tell;
+    else the one with more work in it. The instructor is told."""
     found = list(found)
     ids = {f.student: told for f in found if f.name.endswith(PROGRESS) and (told := student_id_in(f))}
     slugs = {path.stem[:2]: path.stem for path in sources() if path.stem[:2] in labs}
     chosen: dict[tuple[str, str], list[tuple[int, Found]]] = {}
+    others: list[PassedOver] = []
     for file in found:
         if file.name.endswith(PROGRESS):
             continue
@@ -147,13 +183,15 @@ def _tasks(found: Iterable[Found], labs: Sequence[str], level: str) -> list[Task
             lab, work = guess_lab(file.name, slugs) or (labs[0] if len(labs) == 1 else ""), -1
         if not lab or lab in labs:
             chosen.setdefault((file.student, lab), []).append((work, file))
+        else:
+            others.append(PassedOver(file.student, lab, file.name))
     tasks = []
     for (student, lab), files in sorted(chosen.items()):
         files.sort(key=lambda f: (f[0] >= 0, f[1].time, f[0], f[1].name))
         last = files[-1][1]
         notes = [Incident("several_files", f.name, f"{last.name} was graded instead") for _, f in files[:-1]]
         tasks.append(Task(last, lab, level, ids.get(student), tuple(notes)))
-    return tasks
+    return tasks, others
 
 
 def _only(tasks: Iterable[Task], exercise: str, state: Path) -> list[Task]:
@@ -177,8 +215,10 @@ def _worths(state: Path, labs: Sequence[str], tasks: Iterable[Task]) -> dict[str
 # --------------------------------------------------------------------------------------------------------------- resuming
 
 
-def _with_the_last_ones_files(options: Options, private: Path, say: Callable[[str], None]) -> Options:
+def with_the_last_ones_files(options: Options, say: Callable[[str], None]) -> Options:
     """Roster and overrides as given, else those of the last run into this folder: a regrade must not undo what they say."""
+    private = options.out / PRIVATE
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = private / "files.json"
     known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     given = {"roster": options.roster, "overrides": options.overrides}
@@ -236,9 +276,12 @@ def _is_done(state: Path, private: Path, task: Task, by: str) -> bool:
 
 
 def _keep(state: Path, private: Path, task: Task, record: Submission, by: str) -> None:
-    """The record first: if it ends between the two, this one is graded again."""
+    """The record first: if it ends between the two, this one is graded again. So is what the grader itself failed on."""
     write_atomically(state / f"{_name(task)}.json", record.to_json())
-    write_atomically(private / f"{_name(task)}.key", _made_from(task, by))
+    if any(incident.kind == GRADER_ERROR for incident in record.incidents):
+        (private / f"{_name(task)}.key").unlink(missing_ok=True)
+    else:
+        write_atomically(private / f"{_name(task)}.key", _made_from(task, by))
 
 
 # ------------------------------------------------------------------------------------------------------------- in parallel
@@ -345,10 +388,20 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.container:
             from checks.grading.container import run_in_container
 
-            return run_in_container(options)
+            return run_in_container(with_the_last_ones_files(options, print))
         return run(options)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
+    except OSError as error:
+        print(_disk_words(error, Path(arguments.out)), file=sys.stderr)
+        return 1
     finally:
         close_server()
+
+
+def _disk_words(error: OSError, out: Path) -> str:
+    told = f"Grading stopped: {error.filename or out}: {error.strerror or error}."
+    if is_full(error):
+        told += " Make room there, and run the same again."
+    return f"{told} What was graded by now is kept, and each file in {out} is whole, the old one or the new one."

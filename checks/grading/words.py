@@ -6,6 +6,9 @@ so a record that says too much cannot be shown by mistake.
 
 from __future__ import annotations
 
+import builtins
+import re
+
 from checks.exercises import CATEGORIES
 
 PREFIX = "hidden tests: "
@@ -71,6 +74,43 @@ INCIDENTS = {
 OTHER_INCIDENT = "Your instructor will look at something in this file."
 
 CELL_WORDS = ("its check was red", "it took too long", "an error was raised", "the notebook did not come this far")
+
+
+# What a whole class may be shown of a check's message, by the verdict's category. A judge's messages are its own, but for the
+# texts that it quotes; those of the other categories quote the cell, or what its code raised.
+_JUDGED = ("wrong type", "wrong shape", "wrong value", "wrong calls", "input changed")
+NAMES_A_TYPE = "wrong type"  # its messages name the type that came back, and a student's own type may have any name
+OF_A_TYPE = "The result is of another type than asked for."
+_FOR_THE_CLASS = {
+    "syntax": "The cell does not parse.",
+    "missing function": "No function of the name that is asked for.",
+    "signature": "The function takes other arguments than asked for.",
+    "missing package": "The cell imports a package that is not there.",
+    "undefined name": "A name is used that the cell does not define.",
+    "does not compile": "It does not compile.",
+}
+_RAISED = re.compile(r"\braised ([^()]*?) \(\".*\"\)", re.DOTALL)  # how judges tell what the student's code raised
+_QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\\n]|\\.){4,}'|"(?:[^"\\\n]|\\.){4,}")(?!\w)""")  # not a request's 'A'
+_UNREADABLE = "The result could not be read"  # evaluate.py, before the type and the message of an error
+
+
+def for_the_class(category: str, message: str) -> str:
+    """A check's message without the words of a student's code; "" where there is nothing to be said beyond the status."""
+    if category == "exception":
+        name = message.partition(":")[0]
+        return f"{name} was raised." if _is_pythons(name) else "An error that is none of Python's own was raised."
+    if category not in _JUDGED:
+        return _FOR_THE_CLASS.get(category, "")
+    if message.startswith(_UNREADABLE):
+        return f"{_UNREADABLE}."
+    raised = _RAISED.sub(lambda m: f"raised {m[1]}" if _is_pythons(m[1]) else "raised an error of its own", message)
+    return _QUOTED.sub("(a text)", raised)
+
+
+def _is_pythons(error: str) -> bool:
+    """Whether it is the name of one of Python's errors: a student's own may be called anything."""
+    known = getattr(builtins, error, None)
+    return isinstance(known, type) and issubclass(known, BaseException)
 
 
 def cell_words(said: str) -> str:

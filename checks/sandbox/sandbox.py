@@ -18,13 +18,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from checks.sandbox.folders import hold
 from checks.sandbox.jail import Jail
 from checks.sandbox.plain import MAX_FRAME_BYTES, read_frame, write_frame
 
@@ -254,12 +254,13 @@ class _ForkServer:
 
     def __init__(self, jail: Jail | None = None) -> None:
         self.owner, self.jail = os.getpid(), jail
-        self._root = tempfile.mkdtemp(prefix="minivllm-jail-") if jail and jail.namespaces else None
+        self._root = hold("jail") if jail and jail.namespaces else None
         self._control, theirs = socket.socketpair()
         self._pending, self._jobs, self._ready = b"", 0, False
         code = f"from checks.sandbox.forkserver import main; main({theirs.fileno()}, {PRELOAD!r})"
+        command = _python(code, jail, self._root.path if self._root else None)
         self._process = subprocess.Popen(
-            _python(code, jail, self._root), pass_fds=[theirs.fileno()], start_new_session=True, env=_environment(jail),
+            command, pass_fds=[theirs.fileno()], start_new_session=True, env=_environment(jail),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         theirs.close()
@@ -315,8 +316,7 @@ class _ForkServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
             if self._root:
-                with contextlib.suppress(OSError):
-                    os.rmdir(self._root)
+                self._root.remove()
 
 
 @dataclass

@@ -51,7 +51,14 @@ def results_dir() -> Path:
 
 def write_atomically(path: Path, text: str) -> None:
     """All of the file or nothing of it, whenever the process dies. Half a character, which JSON can spell and UTF-8 cannot, is
-    written as it is spelled: \\ud800."""
+    written as it is spelled: \\ud800. Raises OSError naming `path`, on a full disk say; the file that was there stays."""
+    try:
+        _write_atomically(path, text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:

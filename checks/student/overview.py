@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from checks.exercises import has_checks, table
 from checks.student.home import home, read_progress
-from checks.student.quiz import questions
+from checks.student.questions import questions
 from checks.student.results import read_results
 
 _DONE = {

@@ -7,70 +7,18 @@ buttons write the line to paste; where they do not, nothing is missing.
 from __future__ import annotations
 
 import contextlib
-import math
-import random
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from checks.exercises.words import wrapped
 from checks.student.failure import CheckFailed
 from checks.student.home import changing_progress, read_progress, student_id
 from checks.student.notebook import current_shell
+from checks.student.questions import Question, is_close, questions, value
 
-QUIZZES = Path(__file__).resolve().parents[1] / "quizzes"
 OPEN = "?"  # what stands in a lab where the answer goes
-
-
-@dataclass(frozen=True)
-class Choice:
-    text: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Question:
-    """A choice question (`choices`, `answer` one of them), a numeric one (`draw`: name -> [low, high], `answer` an expression
-    over these names, `slips`: [expression, why] for wrong answers worth a word), or a prediction (choices, no answer: the plot
-    says)."""
-
-    id: str
-    text: str
-    choices: dict[str, Choice]
-    answer: str | None
-    draw: dict[str, tuple[int, int]]
-    slips: tuple[tuple[str, str], ...]
-    why: str
-
-    def numbers(self, student: str) -> dict[str, int]:
-        """This student's numbers."""
-        rng = random.Random(f"{student}:{self.id}")
-        return {name: rng.randint(low, high) for name, (low, high) in self.draw.items()}
-
-
-@cache
-def questions(lab: str) -> dict[str, Question]:
-    """The questions and predictions of a lab ("02") by id."""
-    path = QUIZZES / f"{lab}.yaml"
-    rows = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return {
-        row["id"]: Question(
-            id=row["id"],
-            text=row["text"].strip(),
-            choices={str(key): Choice(c["text"], c["why"].strip()) for key, c in row.get("choices", {}).items()},
-            answer=None if row.get("answer") is None else str(row["answer"]),
-            draw={name: (low, high) for name, (low, high) in row.get("draw", {}).items()},
-            slips=tuple((str(s["value"]), s["why"].strip()) for s in row.get("slips", [])),
-            why=row.get("why", "").strip(),
-        )
-        for row in rows
-    }
 
 
 def find_question(question: str) -> Question:
@@ -165,9 +113,9 @@ def _mark_number(asked: Question, answer: Any) -> tuple[bool, str]:
         except Exception as error:  # the student's own: told by name, like every other answer
             raise CheckFailed(f"The formula of {asked.id} raised {type(error).__name__}: {error}.") from None
     given = _number(asked, answer)
-    if _close(given, _value(asked.answer or "", numbers)):
+    if is_close(given, value(asked.answer or "", numbers)):
         return True, asked.why
-    fitting = [why for expression, why in asked.slips if _close(given, _value(expression, numbers))]
+    fitting = [why for expression, why in asked.slips if is_close(given, value(expression, numbers))]
     if fitting:  # with some numbers two slips lead to one result
         return False, " Or: ".join(dict.fromkeys(fitting))
     return False, f"{given:g} is not right. Do the same with small numbers first, on paper."
@@ -175,15 +123,7 @@ def _mark_number(asked: Question, answer: Any) -> tuple[bool, str]:
 
 def is_right(asked: Question, given: float, student: str) -> bool:
     """Whether a number answers a numeric question with the numbers drawn for this student. For grading."""
-    return _close(given, _value(asked.answer or "", asked.numbers(student)))
-
-
-def _value(expression: str, numbers: dict[str, int]) -> float:
-    return float(eval(expression, {"__builtins__": {}}, dict(numbers)))  # an expression of our own YAML file
-
-
-def _close(given: float, wanted: float) -> bool:
-    return math.isclose(given, wanted, rel_tol=0.005)
+    return is_close(given, value(asked.answer or "", asked.numbers(student)))
 
 
 def predict(question: str = "", answer: str = OPEN) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 
-from checks.student.quiz import Question, questions
+from checks.student.questions import Question, questions
 
 ENOUGH = 8
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from checks.authoring.source import Missing, answer_source
-from checks.exercises import Row, find, has_checks, table
+from checks.exercises import Row, check_of, find, has_checks, table
 from checks.exercises.evaluate import Grading, Report, evaluate
 from checks.grading import isolation
-from checks.grading.copying import takes_the_answer
+from checks.grading.copying import remark, takes_the_answer
 from checks.grading.isolation import forbidden, has_namespaces, jail_for, tree_path
 from checks.grading.points import Grader
 from checks.grading.records import Submission
@@ -64,7 +64,15 @@ def test_the_reference_passes_on_an_engine_without_its_answer(trees: Trees, exer
     if [i.kind for i in incidents] == ["cannot_check"]:
         pytest.skip(incidents[0].detail)
     assert (result.status, result.points, incidents) == ("passed", 2.0, []), result.message or result.hidden
-    assert result.flags == ("identical to the reference",)
+    assert result.flags == (remark(row),)
+
+
+def test_in_the_jail_too_a_kernel_is_read_by_the_compiler(trees: Trees) -> None:
+    if check_of(find("8.3")).why_not() or check_of(find("8.3")).second is None:
+        pytest.skip("kernels are not compiled for a GPU that is not here")
+    text = (mangled.MISTAKES / "ex_8_3" / "a_plain_helper.py").read_text(encoding="utf-8")
+    result, _ = Grader(trees, SECRET).exercise(find("8.3"), text, 1.0)
+    assert result.status == "failed" and "is a plain Python function" in result.message
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def test_the_summary_has_the_points_whatever_the_notebook_says_of_itself(tmp_pat
         "a b.ipynb",
     ]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=environment)
     assert "points of a b.ipynb" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
     assert "4.3        1 of 1  passed" in done.stdout
     assert "skip tag: 4.4 (NBVAL_SKIP)" in done.stdout

@@ -98,7 +98,30 @@ def test_who_handed_nothing_in_is_there_with_zeros_in_the_rosters_order(course: 
     course.roster("student,name\nzoe,Zoë\nada,Ada\n")
     assert [row[0] for row in course.rows("gradebook.csv")[1:]] == ["zoe", "ada", "stranger"]
     assert course.rows("gradebook.csv")[1][1:] == ["0", "0", "0", "0", "4.5"]
-    assert ["stranger", "", "", "not in the roster", "", ""] in course.rows("incidents.csv")
+    told = "In gradebook.csv; not in canvas.csv and moodle.csv."
+    assert ["stranger", "", "", "not in the roster", "", told] in course.rows("incidents.csv")
+
+
+@pytest.mark.parametrize("kind", ["student,name\nada,Ada\n", "First name,Last name,ID number\nAda,Lovelace,ada\n", ""])
+def test_who_is_not_in_the_roster_is_in_no_file_for_a_learning_system(course: Class, kind: str) -> None:
+    course.add(submission("ada"), submission("stranger"))
+    if kind:
+        course.roster(kind)
+    for name in ("canvas.csv", "moodle.csv"):
+        assert any("stranger" in row for row in course.rows(name)) == (not kind)
+    assert "stranger" in [row[0] for row in course.rows("gradebook.csv")]
+
+
+def test_a_notebook_of_a_lab_that_was_not_asked_for_is_a_row_of_its_own(course: Class) -> None:
+    other = {"student": "S-bob", "lab": "05", "file": "bob/05.ipynb"}
+    (course.state / "run.json").write_text(json.dumps({"labs": {}, "passed_over": [other]}))
+    course.add(submission("ada"))
+    told = "Lab 05 was not asked for; the notebook was not graded."
+    assert ["S-bob", "05", "bob/05.ipynb", "another lab", "", told] in course.rows("incidents.csv")
+    assert "another lab</th>" in (course.out / "report.html").read_text(encoding="utf-8")
+    assert [row[0] for row in course.rows("gradebook.csv")[1:]] == ["ada"]
+    course.roster("student,id\nada,1\nbob,S-bob\n")
+    assert ["bob", "05", "bob/05.ipynb", "another lab", "", told] in course.rows("incidents.csv")
 
 
 def test_of_two_notebooks_of_a_lab_the_better_one_counts_and_both_are_told(course: Class) -> None:
@@ -296,6 +319,60 @@ def test_an_override_counts_and_its_reason_is_told(course: Class) -> None:
     assert all('"points": 0' in p.read_text() for p in course.state.iterdir())  # the record stays what it was
 
 
+def test_in_feedback_an_override_stands_in_place_of_the_checks_word(course: Class) -> None:
+    course.add(submission("ada"))
+    course.overrides("ada,4.2,1.5,half of it was explained", "ada,4.1,0,by agreement")
+    page = course.page("ada")
+    rows = {m[1]: m[2] for m in re.finditer(r'<th scope="row">(4\.[12]).*?</th>(.*?)</tr>', page)}
+    for item, points in (("4.1", "0 of 2"), ("4.2", "1.5 of 2")):
+        assert "set by your instructor" in rows[item] and f">{points}<" in rows[item]
+        assert "not right" not in rows[item] and "passed" not in rows[item]
+    assert "<strong>1.5 of 2 points</strong>, because: half of it was explained" in page
+    assert "What the check had said: not right." in page and "block 7 is in two tables" in page
+
+
+def test_junit_has_an_overrides_word_too(course: Class) -> None:
+    course.add(submission("ada"), submission("bob"))
+    course.overrides("ada,4.2,max,the check was wrong", "bob,4.2,1,half")
+    course.write()
+    root = ET.parse(course.out / "junit.xml").getroot()
+    assert {k: root.get(k) for k in ("tests", "failures")} == {"tests": "6", "failures": "1"}
+    (failure,) = root.iter("failure")
+    assert failure.get("message") == "set by the instructor, 1 of 2 points: half"
+
+
+@pytest.mark.parametrize("called", ["ada@x.org", "Ada@X.org", "Lovelace, Ada", "lovelaceada_101_5551", "S1", "LovelaceAda_101"])
+def test_an_override_names_a_student_in_any_way_that_is_theirs(course: Class, called: str) -> None:
+    course.add(submission("lovelaceada_101_5551"), submission("stranger"))
+    course.roster(CANVAS)
+    course.overrides(f'"{called}",4.2,max,shown in the lab', "stranger,4.2,1,a guest")
+    points = {row[0]: row[2] for row in course.rows("gradebook.csv")[1:]}
+    assert points == {"ada@x.org": "2", "grace@x.org": "0", "stranger": "1"}
+
+
+def test_an_override_takes_a_name_as_gradebook_csv_shows_it(course: Class) -> None:
+    course.add(submission("=ada"))
+    shown = course.rows("gradebook.csv")[1][0]
+    course.overrides(f"{shown},4.2,max,shown in the lab")
+    assert shown == "'=ada" and course.rows("gradebook.csv")[1][2] == "2"
+
+
+def test_an_override_for_nobody_names_who_there_is(course: Class) -> None:
+    course.add(*(submission(f"student{i:02}") for i in range(20)), submission("ada"))
+    for wrong, names in (("aada", "ada, and 20 more"), ("zzz", "ada, student00, student01")):
+        course.overrides(f"{wrong},4.2,1,x")
+        with pytest.raises(OverrideError, match=rf"line 2: there is no student '{wrong}'.*first column.*There are: {names}"):
+            course.write()
+
+
+def test_an_override_that_two_may_be_meant_by_is_refused(course: Class) -> None:
+    course.roster("First name,Last name,ID number\nAda,Lovelace,7\nAda,Lovelace,8\n")
+    course.overrides("Ada Lovelace,4.2,1,x")
+    course.add(submission("7"))
+    with pytest.raises(OverrideError, match=r"'Ada Lovelace' may be 7 or 8\. Write the one of gradebook\.csv's first column"):
+        course.write()
+
+
 def test_an_override_for_all_is_for_those_who_tried(course: Class) -> None:
     stub = replace(submission("bob"), exercises=(replace(submission("bob").exercises[0], points=0, status="not_attempted"),))
     course.add(submission("ada"), stub)
@@ -308,7 +385,7 @@ def test_an_override_for_all_is_for_those_who_tried(course: Class) -> None:
     ("line", "why"),
     [
         ("ada,4.9,1,x", "there is no '4.9'"),
-        ("eve,4.2,1,x", "no student 'eve'"),
+        ("eve,4.2,1,x", "no student 'eve'. A student is named as in gradebook.csv's first column"),
         ("ada,4.2,3,x", "at most 2 points"),
         ("ada,4.2,-1,x", "0 or more"),
         ("ada,4.2,nan,x", "0 or more"),
@@ -355,7 +432,7 @@ def test_cells_of_the_notebook_are_told_in_fixed_words(course: Class) -> None:
 
 def test_the_report_shows_spread_hardest_and_commonest_and_names_nobody(course: Class) -> None:
     for i in range(6):
-        wrong = ExerciseResult("4.2", 0, 2, "failed", f"row {i} of the output differs")
+        wrong = ExerciseResult("4.2", 0, 2, "failed", f"row {i} of the output differs", category="wrong value")
         course.add(submission(f"student-{i}", exercises=(FIRST, wrong)))
     course.add(submission("student-7", exercises=(FIRST, ExerciseResult("4.2", 2, 2, "passed"))))
     course.write()
@@ -365,6 +442,47 @@ def test_the_report_shows_spread_hardest_and_commonest_and_names_nobody(course: 
     assert "4.2: 1 right, 6 not right, 0 not attempted" in page
     assert re.search(r"4\.2</th><td class=\"number\">6</td><td><pre>row 0 of the output differs", page)
     assert page.index('<th scope="row">4.2</th><td class="number">1 of 7') < page.index('<th scope="row">4.1</th>')
+
+
+PRIVATE = "Berta is stupid"
+
+
+@pytest.mark.parametrize(
+    ("category", "message", "shown"),
+    [
+        ("exception", f"ValueError: {PRIVATE}\n    line 3 | raise x", "ValueError was raised."),
+        ("exception", f"{PRIVATE.replace(' ', '')}: x", "An error that is none of Python&#x27;s own was raised."),
+        ("syntax", f"Line 1 of the cell does not parse\n    1 | {PRIVATE}", "The cell does not parse."),
+        ("missing function", f"Expected f(x), found {PRIVATE}.", "No function of the name that is asked for."),
+        ("undefined name", f"{PRIVATE} is not defined", "A name is used that the cell does not define."),
+        ("does not compile", f"line 3: {PRIVATE}", "It does not compile."),
+        ("exit", f"The code ended itself\n line 4 | {PRIVATE}", "not right"),
+        ("", PRIVATE, "not right"),
+        ("wrong value", f'it raised KeyError ("{PRIVATE} "x"") although 3 blocks are free.', "it raised KeyError although 3"),
+        ("wrong value", f'it raised Berta ("{PRIVATE}").', "it raised an error of its own."),
+        (
+            "wrong value",
+            f"It returned {PRIVATE!r}; request 'A' has 3 tokens.",
+            "It returned (a text); request &#x27;A&#x27; has",
+        ),
+        ("wrong value", f"It returned {PRIVATE + chr(39)!r}.", "It returned (a text)."),
+        ("wrong type", f"The result could not be read (KeyError: {PRIVATE}).", "another type"),
+        ("wrong type", f"It should return a tensor, and returned a {PRIVATE}.", "The result is of another type"),
+    ],
+)
+def test_the_report_quotes_no_student(course: Class, category: str, message: str, shown: str) -> None:
+    course.add(submission(exercises=(ExerciseResult("4.2", 0, 2, "failed", message, category=category),)))
+    course.write()
+    page = (course.out / "report.html").read_text(encoding="utf-8")
+    assert "Berta" not in page and "stupid" not in page
+    assert shown in page
+
+
+def test_a_type_that_several_returned_is_named(course: Class) -> None:
+    told = ExerciseResult("4.2", 0, 2, "failed", "It should return a list, and returned a tensor.", category="wrong type")
+    course.add(submission("ada", exercises=(told,)), submission("bob", exercises=(told,)))
+    course.write()
+    assert "and returned a tensor." in (course.out / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_report_warns_of_what_was_not_graded_or_not_isolated(course: Class) -> None:

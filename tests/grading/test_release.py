@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from checks.authoring.source import ROOT, SourceError, read_source, with_answers
+from checks.exercises import find
 from checks.grading import release as module
 from checks.grading.release import errata_of, manifest, parse_labs, readme, release
 from checks.grading.worth import worth, worth_of
@@ -97,6 +99,22 @@ def _run(folder: Path, *arguments: str, status: int = 0) -> str:
     done = subprocess.run(command, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=200)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def test_what_it_says_of_the_answers_in_it_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert module.main("02-04", str(out), nbgrader=False, with_answers=False) == 0
+    said = capsys.readouterr().out
+    for place in re.findall(r"in ((?:minivllm|checks)/[a-z/]*)", said):
+        assert list((out / place).rglob("*.*"))
+    assert "answer: c" in (out / "checks" / "quizzes" / "04.yaml").read_text(encoding="utf-8") and "checks/quizzes/" in said
+    assert "hints" in said and "hints=(" in (out / "checks" / "exercises" / "lab_04.py").read_text(encoding="utf-8")
+    absent = re.search(r"Not in it are the answers to (.*)\.$", said.strip())
+    assert absent and absent[1].split(", ") == ["2.1", "3.2", "3.3"]
+    for exercise in absent[1].split(", "):
+        name = find(exercise).functions[0].partition("(")[0]
+        trees = [ast.parse(path.read_text(encoding="utf-8")) for path in out.rglob("*.py")]
+        assert not [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

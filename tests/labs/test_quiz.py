@@ -13,7 +13,8 @@ from checks.exercises import check_of, find, has_checks, table
 from checks.student import results
 from checks.student.failure import CheckFailed
 from checks.student.home import read_progress, student_id
-from checks.student.quiz import find_question, predict, questions, quiz, recall
+from checks.student.questions import questions
+from checks.student.quiz import find_question, predict, quiz, recall
 from minivllm.components import SEAMS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from checks.student.quiz import questions
+from checks.student.questions import questions
 from checks.student.selftest import selftest
 
 ASKED = questions("selftest")

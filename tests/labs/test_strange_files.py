@@ -18,6 +18,7 @@ from checks.student.engine import build
 from checks.student.failure import CheckFailed
 from checks.student.home import answers_dir, results_dir, write_atomically
 from checks.student.ipynb import Unreadable, parse_notebook, read_notebook, replies_in
+from checks.student.questions import questions
 from checks.student.restore import restore
 from checks.student.results import _groups, read_results
 from checks.student.update import merge, official_labs, update
@@ -171,7 +172,7 @@ def test_any_saved_result_is_drawn_or_left_out(student: Path, raw: Any, value: A
 
 
 def question(numeric: bool) -> str:
-    found = (q for lab in ("00", "01", "02", "03") for q in quiz.questions(lab).values())
+    found = (q for lab in ("00", "01", "02", "03") for q in questions(lab).values())
     return next(q.id for q in found if q.answer is not None and bool(q.draw) == numeric)
 
 
