@@ -452,7 +452,7 @@ def _compile(args: argparse.Namespace) -> int:
     from minivllm.models.compile_cache import compile_model
     from minivllm.models.hub import resolve_model
     from minivllm.models.registry import ModelConfig
-    from minivllm.spec_decode.eagle import shipped_head
+    from minivllm.spec_decode.eagle import EagleHead, shipped_head
     from minivllm.spec_decode.eagle_compiled import compile_head
     from minivllm.worker.device import choose_dtype, limit_threads
 
@@ -464,10 +464,14 @@ def _compile(args: argparse.Namespace) -> int:
         print(f"[{time.perf_counter() - begin:4.0f} s] {stage} ...", file=sys.stderr, flush=True)
 
     dtype = choose_dtype(args.dtype, torch.device("cpu"))
-    head = Path(args.eagle_head) if args.eagle_head else shipped_head(ModelConfig.from_folder(resolve_model(args.name)))
+    target = ModelConfig.from_folder(resolve_model(args.name))
+    head = Path(args.eagle_head) if args.eagle_head else shipped_head(target)
+    if head is not None:
+        EagleHead.load(head, target, dtype)  # raises before minutes of work
+    folder = compile_model(args.name, dtype, say, args.quantization)
     if head is not None:
         compile_head(args.name, head, dtype, say)
-    print(compile_model(args.name, dtype, say, args.quantization))
+    print(folder)
     return 0
 
 

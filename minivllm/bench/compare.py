@@ -54,12 +54,18 @@ class EngineProcess:
             raise ValueError(
                 f"{self.name} ended with exit code {code}; its message is above. Command: {' '.join(self._command)}"
             )
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise ValueError(
+                f"{self.name} said {line.strip()!r:.80} where its answer was due. It was started as: {' '.join(self._command)}"
+            ) from None
         return answer
 
     def close(self) -> None:
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # what it left unread; its end has been reported
+                self._process.stdin.close()
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:

@@ -188,6 +188,7 @@ def _collect(made: Sequence[Any], target: Path) -> Iterator[tuple[str, torch.Ten
 def _save_weights(weights: dict[str, torch.Tensor], num_mapped: int, folder: Path) -> None:
     """All tensors, as they lie in memory (strides are part of what was compiled), one after another."""
     index, position = [], 0
+    files = sorted(path.name for path in folder.iterdir())  # a library without its list of operators fails in its first step
     with (folder / _WEIGHTS).open("wb") as file:
         for i, (name, tensor) in enumerate(weights.items()):
             position = file.seek(-(-position // _ALIGNMENT) * _ALIGNMENT)
@@ -198,14 +199,16 @@ def _save_weights(weights: dict[str, torch.Tensor], num_mapped: int, folder: Pat
             index.append(entry | {"stride": list(tensor.stride())} | place)
             file.write(memory.data)
             position += memory.nbytes
-    (folder / _INDEX).write_text(json.dumps(index) + "\n", encoding="utf-8")
+    (folder / _INDEX).write_text(json.dumps({"files": files, "tensors": index}) + "\n", encoding="utf-8")
 
 
 def _load_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Those that are to be mapped; the rest, which each step reads from end to end, in memory of our own, where the system has
     large pages."""
-    index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-    path = folder / _WEIGHTS
+    listed = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+    if missing := [name for name in listed["files"] if not (folder / name).is_file()]:
+        raise ValueError(f"{missing[0]} is missing")
+    index, path = listed["tensors"], folder / _WEIGHTS
     end = index[-1]["position"] + index[-1]["num_bytes"]
     if path.stat().st_size != end:
         raise ValueError(f"{path} has {path.stat().st_size} bytes, not {end}.")

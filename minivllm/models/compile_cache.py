@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("minivllm")
 
 SOURCES = tuple(Path(__file__).with_name(f"{name}.py") for name in ("aot", "compiled", "decoder", "layers", "linear", "rope"))
-BROKEN = (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, StopIteration)  # what a bad folder raises
+BROKEN = (OSError, ValueError, RuntimeError, AttributeError, TypeError, LookupError)  # what a bad folder raises
 _KEY = "key.json"
 
 
@@ -51,11 +51,8 @@ def load_compiled(
     name, wanted = _label_and_key(model, dtype, quantization)
     folder = find(name, wanted)
     if folder is None:
-        stale = next((_difference(old, wanted) for old in _others(name, wanted)), None)
-        reason = "it is not compiled" if stale is None else f"it is compiled for another {stale}"
-        logger.info(
-            "%s runs eager: %s. Once, for more speed: minivllm compile %s%s", model, reason, model, _flags(dtype, quantization)
-        )
+        command = f"minivllm compile {model}{_flags(dtype, quantization)}"
+        logger.info("%s runs eager: %s. Once, for more speed: %s", model, why_not(name, wanted), command)
         return None
     try:
         return CompiledDecoder(folder, ModelConfig.from_folder(resolve_model(model)), backend)
@@ -99,6 +96,12 @@ def find(label: str, key: dict[str, Any]) -> Path | None:
     """The finished folder, if there is one of just this key."""
     folder = _folder(label, key)
     return folder if folder.is_dir() else None
+
+
+def why_not(label: str, key: dict[str, Any]) -> str:
+    """Why there is none of this key, for a line of the log."""
+    stale = next((_difference(old, key) for old in _others(label, key)), None)
+    return "it is not compiled" if stale is None else f"it is compiled for another {stale}"
 
 
 def make(label: str, key: dict[str, Any], say: Callable[[str], None], fill: Callable[[Path], None]) -> Path:
@@ -203,6 +206,7 @@ def _others(label: str, key: dict[str, Any]) -> Iterator[dict[str, Any]]:
             old = json.loads((folder / _KEY).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
+        old.setdefault("what", "decoder")  # folders of before there were others
         same = all(old.get(name) == key.get(name) for name in ("model", "what", "quantization", "head"))
         if same and folder != _folder(label, key):
             yield old | {"folder": folder}

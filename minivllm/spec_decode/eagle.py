@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHIPPED = Path(__file__).parent / "eagle_smollm2"
+# Of the target: what decides the shapes of a head's tensors.
+SIZES = ("hidden_size", "vocab_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+SIZES += ("attention_bias", "attention_out_bias", "mlp_bias", "qk_norm")
 
 
 class EagleHead(nn.Module):
@@ -97,12 +100,8 @@ class EagleHead(nn.Module):
         tensors = {name: tensor.detach().to(torch.bfloat16).contiguous().clone() for name, tensor in self.named_tensors()}
         tensors["draft_token_ids"] = self.draft_token_ids.to(torch.int32)
         save_file(tensors, folder / WEIGHTS)
-        sizes = {
-            "method": "eagle",
-            "hidden_size": self.config.hidden_size,
-            "vocab_size": self.config.vocab_size,
-            "draft_vocab_size": len(self.draft_token_ids),
-        }
+        sizes = {"method": "eagle", **{name: getattr(self.config, name) for name in SIZES}}
+        sizes["draft_vocab_size"] = len(self.draft_token_ids)
         (folder / CONFIG).write_text(json.dumps(sizes | facts, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
@@ -210,8 +209,7 @@ class EagleDrafter:
 def shipped_head(target: ModelConfig) -> Path | None:
     """The folder of the head in this package, if it is one for a target of these sizes."""
     facts = json.loads((SHIPPED / CONFIG).read_text(encoding="utf-8")) if (SHIPPED / CONFIG).is_file() else {}
-    fits = (facts.get("hidden_size"), facts.get("vocab_size")) == (target.hidden_size, target.vocab_size)
-    return SHIPPED if fits else None
+    return SHIPPED if all(facts.get(name) == getattr(target, name) for name in SIZES) else None
 
 
 def head_folder(config: SpeculativeConfig, target: ModelConfig) -> Path:

@@ -69,13 +69,15 @@ class CompiledHead:
 def load_compiled_head(model: str | Path, head: Path, dtype: torch.dtype) -> CompiledHead | None:
     """The compiled head in folder `head` for a target, or None where there is none that fits: it drafts eager then, and a line
     in the log says how to get it."""
-    if dtype not in DTYPES:
-        return None
+    if dtype not in DTYPES or not (head / eagle.CONFIG).is_file() or not (head / eagle.WEIGHTS).is_file():
+        return None  # `EagleHead.load` says what is missing
     command = f"minivllm compile {model} --dtype {str(dtype).removeprefix('torch.')}"
     command += "" if head == eagle.SHIPPED else f" --eagle-head {head}"
-    folder = compile_cache.find(*_label_and_key(model, head, dtype))
+    label, key = _label_and_key(model, head, dtype)
+    folder = compile_cache.find(label, key)
     if folder is None:
-        logger.info("The EAGLE head drafts eager: it is not compiled. Once, for more speed: %s", command)
+        why_not = compile_cache.why_not(label, key)
+        logger.info("The EAGLE head drafts eager: %s. Once, for more speed: %s", why_not, command)
         return None
     try:
         return CompiledHead(folder)

@@ -74,6 +74,25 @@ def test_an_engine_that_ends_is_named_with_its_command(interpreter: str) -> None
     engine.close()
 
 
+def test_an_engine_that_says_something_else_is_named_with_what_it_said(tmp_path: Path) -> None:
+    path = tmp_path / "python"
+    path.write_text(f"#!{sys.executable}\nprint('Welcome to my shell')\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    with pytest.raises(ValueError, match=r"vllm said 'Welcome to my shell' where its answer was due"):
+        EngineProcess("vllm", {}, str(path))
+
+
+def test_closing_an_engine_that_left_its_work_unread_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "python"
+    path.write_text(f"#!{sys.executable}\nprint('{{}}', flush=True)\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    engine = EngineProcess("vllm", {}, str(path))
+    engine._process.wait()
+    assert engine._process.stdin is not None
+    engine._process.stdin.write("work")  # waits in the buffer of a pipe that nobody reads
+    engine.close()
+
+
 def test_an_interpreter_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match=r"vllm does not start: .*no/python"):
         EngineProcess("vllm", {}, "/no/python")

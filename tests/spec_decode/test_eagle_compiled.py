@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,8 +96,9 @@ def test_it_drafts_what_the_eager_head_drafts(model: Path, head: Path, monkeypat
     assert drafted[0] == drafted[1]
 
 
+@pytest.mark.parametrize("computed", [1.0, float("nan")])
 def test_a_head_that_computes_something_else_is_not_kept(
-    model: Path, head: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, head: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, computed: float
 ) -> None:
     class Wrong:
         def __init__(self, folder: Path) -> None: ...
@@ -105,7 +107,7 @@ def test_a_head_that_computes_something_else_is_not_kept(
             return embeds
 
         def logits(self, predicted: torch.Tensor) -> torch.Tensor:
-            return torch.ones(len(predicted), 33)
+            return torch.full((len(predicted), 33), computed)
 
     monkeypatch.setattr(eagle_compiled, "compile_parts", lambda *arguments: None)
     monkeypatch.setattr(eagle_compiled, "CompiledHead", Wrong)
@@ -150,8 +152,30 @@ def test_two_heads_of_a_target_and_its_decoder_are_kept_side_by_side(
     decoder = compile_cache.make(
         *compile_cache._label_and_key(model, torch.float32, None), lambda line: None, lambda folder: None
     )
-    assert len({first, second, decoder}) == 3
+    quantized = compile_cache.make(
+        *compile_cache._label_and_key(model, torch.float32, "int4"), lambda line: None, lambda folder: None
+    )
+    os.utime(model / "config.json", ns=(0, 0))  # a checkpoint of another time: each of the four is stale, none is another's
+    label, key = compile_cache._label_and_key(model, torch.float32, None)
+    assert [Path(old["folder"]) for old in compile_cache._others(label, key)] == [decoder]
+    assert compile_cache.why_not(label, key) == "it is compiled for another checkpoint"
+    assert len({first, second, decoder, quantized}) == 4
     assert all(folder.exists() for folder in (first, second, decoder))
+
+
+def test_a_folder_of_before_there_were_heads_is_a_decoders(model: Path) -> None:
+    label, key = compile_cache._label_and_key(model, torch.float32, None)
+    old = {name: value for name, value in key.items() if name != "what"} | {"version of minivllm": "old"}
+    folder = compile_cache.make(label, old, lambda line: None, lambda folder: None)
+    assert compile_cache.why_not(label, key) == "it is compiled for another version of minivllm"
+    compile_cache.make(label, key, lambda line: None, lambda folder: None)
+    assert not folder.exists()
+
+
+def test_other_code_of_the_head_makes_it_stale(model: Path, head: Path) -> None:
+    _, key = eagle_compiled._label_and_key(model, head, torch.float32)
+    decoders = compile_cache._label_and_key(model, torch.float32, None)[1]
+    assert key["version of minivllm"] != decoders["version of minivllm"]
 
 
 def test_without_it_a_line_says_how_to_get_it(model: Path, head: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,6 +197,12 @@ def test_a_broken_one_is_no_reason_to_stop(
         assert load_compiled_head(model, head, torch.float32) is None  # a folder without a library in it
     assert str(folder) in caplog.records[0].message
     assert "weights.json" in caplog.records[0].message
+    for index, word in (('{"files": ["head.json"], "tensors": []}', "head.json is missing"), ("[]", "eager"), ("{}", "eager")):
+        (folder / "weights.json").write_text(index)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "minivllm"):
+            assert load_compiled_head(model, head, torch.float32) is None
+        assert word in caplog.records[0].message
 
 
 # ---------------------------------------------------------------- minivllm compile
@@ -199,9 +229,22 @@ def test_a_folder_without_a_head_is_told_before_anything_is_made(
     assert not cache.exists()
 
 
+def test_a_folder_without_a_head_is_told_by_the_engine_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from minivllm.worker import model_runner
+
+    settings = {"method": "eagle", "model": str(tmp_path / "nowhere"), "num_speculative_tokens": 2}
+    monkeypatch.setattr(model_runner, "CompiledDecoder", object)
+    with pytest.raises(ValueError, match="holds no EAGLE head"):
+        make_runner(model, load_format="auto", attention_backend="cpu", speculative_config=settings)
+
+
 def test_the_head_that_ships_is_for_smollm2_only(model: Path) -> None:
     from minivllm.models.registry import ModelConfig
     from minivllm.models.weights import load_config
 
-    assert eagle.shipped_head(load_config("smollm2-135m", load_format="dummy")) == eagle.SHIPPED
+    config = load_config("smollm2-135m", load_format="dummy")
+    assert eagle.shipped_head(config) == eagle.SHIPPED
+    assert eagle.shipped_head(replace(config, intermediate_size=1024)) is None
     assert eagle.shipped_head(ModelConfig.from_folder(model)) is None
