@@ -7,7 +7,6 @@ A pure function of files: the same folder of records gives the same book, howeve
 
 from __future__ import annotations
 
-import csv
 import difflib
 import json
 import math
@@ -18,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from checks.grading.records import ExerciseResult, PassedOver, QuizResult, Submission
-from checks.grading.roster import Person, Roster, read_roster
-from checks.grading.tables import harmless
+from checks.grading.records import GRADER_ERROR, ExerciseResult, PassedOver, QuizResult, Submission
+from checks.grading.roster import Person, Roster, read_roster, word
+from checks.grading.tables import csv_rows, harmless
 
 RUN = "run.json"  # what the run graded: {"labs": {"04": {"4.1": 2.0, ...}}, "passed_over": [...]}
 OVERRIDES = ("student", "item", "points", "reason")
@@ -50,6 +49,7 @@ class Override:
     item: str
     points: float | None  # None: the maximum
     reason: str
+    line: int
 
 
 @dataclass(frozen=True)
@@ -197,11 +197,23 @@ def _earned(submission: Submission) -> float:
 def read_overrides(path: Path) -> list[Override]:
     """Raises OverrideError naming the line."""
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise OverrideError(f"The overrides {path} cannot be read ({error}).") from None
+    try:
+        (first, header), *rows = list(csv_rows(text)) or [(1, [])]
+    except ValueError as error:
+        raise OverrideError(f"{path}, {error}") from None
+    names = [name.strip() for name in header]
+    if missing := [name for name in OVERRIDES if name not in names]:
+        told = f"no {', '.join(missing)}. The file begins with the names of its columns, {','.join(OVERRIDES)}."
+        raise OverrideError(f"{path}, line {first}: {told}")
     found = []
-    for number, row in enumerate(rows, start=2):
+    for number, cells in rows:
+        if any(cell.strip() for cell in cells[len(names) :]):
+            told = f"{len(cells)} columns, and not {len(names)}. A reason with a comma is written in quotation marks."
+            raise OverrideError(f"{path}, line {number}: {told}")
+        row = dict(zip(names, cells, strict=False))
         if missing := [name for name in OVERRIDES if row.get(name) is None]:
             raise OverrideError(f"{path}, line {number}: no {', '.join(missing)}. The columns are {','.join(OVERRIDES)}.")
         points = row["points"].strip().lower()
@@ -213,7 +225,7 @@ def read_overrides(path: Path) -> list[Override]:
             raise OverrideError(f"{path}, line {number}: points are 0 or more, not {row['points']!r}.")
         if not row["reason"].strip():
             raise OverrideError(f"{path}, line {number}: no reason. The student will read it; say why.")
-        found.append(Override(row["student"].strip(), row["item"].strip(), value, row["reason"].strip()))
+        found.append(Override(row["student"].strip(), row["item"].strip(), value, row["reason"].strip(), number))
     return found
 
 
@@ -223,9 +235,10 @@ def _overridden(
     """A line for one student counts before a line for all; of two of a kind, the later. A line for all is for those who tried:
     who handed nothing in, or left the stub as it was, gets nothing by it."""
     most, called = {column.item: column.max_points for column in columns}, _names_of(students)
-    tried = {item: {s.key for s in students if _tried(s.results.get(item))} for item in most}
+    tried = {column.item: {s.key for s in students if _tried(s, column)} for column in columns}
     given: dict[str, dict[str, Override]] = {student.key: {} for student in students}
-    for number, override in sorted(enumerate(overrides, start=2), key=lambda pair: pair[1].student != "*"):
+    for override in sorted(overrides, key=lambda override: override.student != "*"):
+        number = override.line
         if override.item not in most:
             raise OverrideError(f"{path}, line {number}: there is no {override.item!r}. Graded were: {', '.join(most)}.")
         if override.points is not None and override.points > most[override.item]:
@@ -247,7 +260,7 @@ def _names_of(students: Iterable[Student]) -> dict[str, set[str]]:
     called: dict[str, set[str]] = defaultdict(set)
     for student in students:
         for name in (student.key, harmless(student.key), student.name, *(s.student for s in student.handed_in)):
-            called[name.strip().casefold()].add(student.key)
+            called[word(name)].add(student.key)
     return called
 
 
@@ -256,7 +269,7 @@ def _meant(name: str, called: Mapping[str, set[str]], roster: Roster | None) -> 
     file of that name for. None, or several, where it cannot be said."""
     if any(name in keys for keys in called.values()):
         return {name}
-    found = called.get(name.casefold(), set())
+    found = called.get(word(name), set())
     person = roster.find(name) if roster and not found else None
     return {person.key} if person else found
 
@@ -278,5 +291,9 @@ def _nobody(name: str, meant: set[str], students: Iterable[Student]) -> str:
 _SHOWN = 8  # names in a message
 
 
-def _tried(result: Result | None) -> bool:
-    return result is not None and result.status not in ("not_attempted", "missing", "not_answered")
+def _tried(student: Student, column: Column) -> bool:
+    """Not who left the stub; nor whose notebook grading itself stopped at: a new run has to tell whether they tried."""
+    result = student.results.get(column.item)
+    if result is None or result.status in ("not_attempted", "missing", "not_answered"):
+        return False
+    return result.status != "error" or all(i.kind != GRADER_ERROR for i in student.submissions[column.lab].incidents)

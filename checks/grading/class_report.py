@@ -13,7 +13,7 @@ from checks.grading.charts import Split, bins_of, histogram, stacked
 from checks.grading.pages import block, page, table, text
 from checks.grading.records import ExerciseResult
 from checks.grading.tables import number
-from checks.grading.words import INCIDENTS, NAMES_A_TYPE, OF_A_TYPE, STATUS, UNKNOWN_STATUS, for_the_class, hidden_words
+from checks.grading.words import INCIDENTS, KINDS, STATUS, UNKNOWN_STATUS, for_the_class, hidden_words
 
 COMMONEST = 12
 _OPEN = ("not_attempted", "missing", "not_answered")
@@ -113,24 +113,29 @@ def _hardest(book: Book) -> str:
 
 
 def _commonest(book: Book) -> str:
-    """Wrong answers by what the check said of them; where that has words of a student's code in it, by the kind of failure.
-    Messages that differ in their numbers alone are one."""
-    groups: dict[tuple[str, str, bool], Counter[str]] = defaultdict(Counter)
+    """Wrong answers by what the check said of them; where that has words of a student's code in it, or one student alone was
+    told it, by the kind of failure. Messages that differ in their numbers alone are one."""
+    groups: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for student in book.students:
         for result in student.results.values():
             if isinstance(result, ExerciseResult) and result.status not in (*_OPEN, "passed"):
                 word = STATUS.get(result.status, UNKNOWN_STATUS)[1].partition(" ")[2]
                 message = for_the_class(result.category, result.message).strip() or hidden_words(result.hidden) or word
-                groups[result.exercise, re.sub(r"\d+", "#", message), result.category == NAMES_A_TYPE][message] += 1
+                groups[result.exercise, re.sub(r"\d+", "#", message), KINDS.get(result.category, "")][message] += 1
+    for (exercise, said_once, kind), said in list(groups.items()):
+        if kind and said.total() == 1:
+            del groups[exercise, said_once, kind]
+            groups[exercise, kind, ""][kind] += 1
     most = sorted(groups.items(), key=lambda group: (-group[1].total(), group[0]))[:COMMONEST]
     rows = []
-    for (exercise, _, names_a_type), said in most:
-        shown = OF_A_TYPE if names_a_type and said.total() == 1 else min(said, key=lambda m: (-said[m], m))
+    for (exercise, _, _), said in most:
+        shown = min(said, key=lambda m: (-said[m], m))
         rows.append([text(exercise), str(said.total()), block(shown, 600)])
     if not rows:
         return ""
     return "<h2>Commonest wrong answers</h2>" + table(
-        "By the check's message, without what a student's code said; of those that differ in numbers alone, the most frequent",
+        "By the check's message where several students got it, without what their code said; of those that differ in numbers"
+        " alone, the most frequent",
         ["Exercise", "Students", "What the check said"],
         rows,
         frozenset({1}),

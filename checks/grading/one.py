@@ -14,13 +14,11 @@ from checks.authoring.build import build
 from checks.grading.points import Grader, exercises_of
 from checks.grading.questions import mark
 from checks.grading.rebuild import Rebuilt, rebuild
-from checks.grading.records import ExerciseResult, Incident, QuizResult, Submission
+from checks.grading.records import GRADER_ERROR, ExerciseResult, Incident, QuizResult, Submission
 from checks.grading.submissions import Found, kind_of, version_of
 from checks.grading.worth import source_of, worth
 from checks.student.ipynb import Notebook, Unreadable, parse_notebook
 from checks.student.quiz import find_question
-
-GRADER_ERROR = "grader_error"  # the kind of incident for what is no student's fault
 
 
 @dataclass(frozen=True)

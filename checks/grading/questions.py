@@ -1,9 +1,10 @@
 """The points of a lab's questions. A choice counts as completion: it was explained on the spot, right or wrong. A numeric
 question is marked, with the numbers drawn for its student.
 
-A formula is tried on numbers of this run's own, in a child like any student's code. A plain number can be marked where the
-student's id came along (a packed work has it); else it counts as answered, and says so, if it is right for any numbers that the
-question draws. What has not the form of an answer (no choice, no number, no formula) is no answer.
+A formula is tried on numbers of this run's own, in a child like any student's code. A plain number, also one that is written as
+arithmetic, can be marked where the student's id came along (a packed work has it); else it counts as answered, and says so, if
+it is right for any numbers that the question draws. What has not the form of an answer (no choice, no number, no formula) is no
+answer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ast
 import math
 from typing import Any
 
+from checks.grading.arithmetic import number_of
 from checks.grading.isolation import jail_for
 from checks.grading.points import Grader
 from checks.grading.rebuild import Answer
@@ -38,6 +40,8 @@ def mark(grader: Grader, asked: Question, answer: Answer | None, worth: float, s
             return result("not_answered", f"It is answered with one of its choices, {', '.join(asked.choices)}; this is none.")
         return result("answered")
     number = _number(answer.value)
+    if number is None:
+        number = _number(number_of(answer.expression, answer.cell))
     if number is None and not _may_be_formula(answer):
         names = ", ".join(asked.draw)
         return result("not_answered", f"It is answered with a number, or with a formula: lambda {names}: ... This is neither.")
@@ -53,7 +57,11 @@ def mark(grader: Grader, asked: Question, answer: Answer | None, worth: float, s
 
 
 def _choice(asked: Question, value: Any) -> str | None:
-    wanted = str(value).strip(" \t\n.:()'\"").lower()
+    try:
+        wanted = str(value)
+    except ValueError:  # an integer of so many digits that Python does not write it
+        return None
+    wanted = wanted.strip(" \t\n.:()'\"").lower()
     return next((key for key in asked.choices if key.lower() in (wanted, wanted.replace(",", ""))), None)
 
 

@@ -184,6 +184,7 @@ def _calls(text: str) -> list[ast.Call]:
         and call.func.id in ("quiz", "predict")
         and call.args
         and isinstance(call.args[0], ast.Constant)
+        and isinstance(call.args[0].value, str)
     ]
 
 
@@ -200,11 +201,19 @@ def _answers(mine: Notebook) -> dict[str, Answer]:
             given = [*call.args[1:], *(k.value for k in call.keywords if k.arg == "answer")]
             if not given:
                 continue
-            answer = Answer(ast.unparse(given[0]), cell.text)
+            answer = Answer(_unparsed(given[0]), cell.text)
             name = str(call.args[0].value).strip().lower()
             if not answer.is_open or name not in found:
                 found[name] = answer
     return found
+
+
+def _unparsed(answer: ast.expr) -> str:
+    """An answer on one line; "..." for what Python does not write, as an integer of thousands of digits."""
+    try:
+        return ast.unparse(answer)
+    except (ValueError, RecursionError):
+        return "..."
 
 
 def _with_answers(text: str, answers: dict[str, Answer]) -> str:

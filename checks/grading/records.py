@@ -15,6 +15,7 @@ EXERCISE_STATUSES = (
 )  # fmt: skip
 QUIZ_STATUSES = ("right", "wrong", "not_answered", "answered")
 CELL_STATUSES = ("passed", "failed", "skipped", "not_run")
+GRADER_ERROR = "grader_error"  # the kind of incident for what is no student's fault
 ISOLATIONS = ("container", "namespaces", "not isolated")
 
 

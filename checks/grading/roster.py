@@ -11,12 +11,13 @@ All columns are kept: the file that goes back has to have those the system knows
 from __future__ import annotations
 
 import csv
-import io
 import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from checks.grading.tables import csv_rows
 
 _CANVAS = ("SIS Login ID", "SIS User ID", "ID")  # what a student is called by, the first that is filled in
 _MOODLE = ("Username", "ID number", "Email address", "Email")
@@ -46,7 +47,7 @@ class Roster:
     def find(self, student: str) -> Person | None:
         """The person whom a submission's student is: by an id, by an email address, or by the name as the systems squeeze it
         into a file name ("Doe, Jane" is doejane_12345_67890). None if it is nobody, or might be two."""
-        whole = student.strip().casefold()
+        whole = word(student)
         if found := self._by_word.get(whole):
             return found
         parts = [part for part in re.split(r"[_\s]+", whole) if part]
@@ -63,13 +64,16 @@ def read_roster(path: Path) -> Roster:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RosterError(f"The roster {path} cannot be read ({error}). It has to be a CSV file in UTF-8.") from None
-    rows = [row for row in csv.reader(io.StringIO(text), dialect=_dialect(text)) if any(cell.strip() for cell in row)]
+    try:
+        rows = list(csv_rows(text, _dialect(text)))
+    except ValueError as error:
+        raise RosterError(f"The roster {path}, {error}") from None
     if not rows:
         raise RosterError(f"The roster {path} is empty. Its first line names the columns, the first of them the student.")
-    header = tuple(cell.strip() for cell in rows[0])
+    header = tuple(cell.strip() for cell in rows[0][1])
     kind = _kind_of(header)
     people: dict[str, Person] = {}
-    for number, row in enumerate(rows[1:], start=2):
+    for number, row in rows[1:]:
         columns = dict(zip(header, [cell.strip() for cell in row] + [""] * (len(header) - len(row)), strict=False))
         if kind == "canvas" and not any(columns.get(column) for column in _CANVAS):
             continue  # below its header Canvas has lines that are nobody: maxima, how grades are posted
@@ -125,13 +129,18 @@ def _words(people: Iterable[Person]) -> dict[str, Person | None]:
         called = {person.key, person.name, *ids, *(i.partition("@")[0] for i in ids if "@" in i)}
         called |= {i.removeprefix("Participant ") for i in ids}
         called |= {_squeezed(person.name), _squeezed(last + first)}
-        for word in {word.strip().casefold() for word in called} - {""}:
-            found[word] = None if word in found and found[word] != person else person
+        for name in {word(name) for name in called} - {""}:
+            found[name] = None if name in found and found[name] != person else person
     return found
 
 
 def _identifies(column: str) -> bool:
     return column in (*_CANVAS, *_MOODLE, "Identifier") or column.lower() in ("id", "email", "student_id", "login")
+
+
+def word(name: str) -> str:
+    """A name as names are compared: in whatever case, and however its accents are encoded (macOS takes them apart)."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name.strip()).casefold())
 
 
 def _squeezed(name: str) -> str:

@@ -36,11 +36,11 @@ from filelock import FileLock, Timeout
 from checks.authoring.source import ROOT, sources
 from checks.exercises import find, has_checks
 from checks.grading.isolation import close_memory, has_namespaces, in_container, isolation, narrowed_environment
-from checks.grading.one import GRADER_ERROR, Task, grade, is_full, not_graded, read
+from checks.grading.one import Task, grade, is_full, not_graded, read
 from checks.grading.outputs import write_all
 from checks.grading.points import Grader, exercises_of
 from checks.grading.rebuild import written_in
-from checks.grading.records import Incident, PassedOver, Submission
+from checks.grading.records import GRADER_ERROR, Incident, PassedOver, Submission
 from checks.grading.submissions import PROGRESS, Found, find_submissions, guess_lab, recognize, student_id_in
 from checks.grading.trees import Trees
 from checks.grading.worth import worth

@@ -94,8 +94,11 @@ def _in_zip(file: io.BufferedIOBase | io.BytesIO, inside: PurePosixPath, name: P
                 data = _member(archive, info)
                 if member.suffix.lower() != ".zip":
                     yield _found(member, data, info.file_size)
-                elif data is None or depth >= MAX_DEPTH:
+                elif data is None:
                     yield _found(member, None, info.file_size)
+                elif depth >= MAX_DEPTH:
+                    told = f"it is a zip in a zip, too deep: {MAX_DEPTH} in each other are opened; hand in the notebook itself"
+                    yield _found(member, b"", info.file_size, told)
                 else:
                     yield from _in_zip(io.BytesIO(data), member.with_suffix(""), member, depth + 1)
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, ValueError, zlib.error) as error:

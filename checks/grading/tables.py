@@ -6,8 +6,9 @@ its quotes; an apostrophe in front makes it text (OWASP, "CSV Injection").
 
 from __future__ import annotations
 
+import csv
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from checks.student.home import write_atomically
@@ -23,6 +24,21 @@ def csv_text(rows: Iterable[Sequence[Value]]) -> str:
 
 def write_csv(path: Path, rows: Iterable[Sequence[Value]]) -> None:
     write_atomically(path, csv_text(rows))
+
+
+def csv_rows(text: str, dialect: type[csv.Dialect] = csv.excel) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a CSV file that are not empty, with their numbers. A row is one line: a quotation mark that is not closed
+    would swallow the lines behind it. Raises ValueError naming the line."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            row = next(csv.reader([line.removesuffix("\r")], dialect, strict=True), [])
+        except csv.Error as error:
+            told = "a quotation mark is not closed on its line" if "end of data" in str(error) else str(error)
+            raise ValueError(
+                f"line {number}: {told}. Each row is one line; a quotation mark in a text is written twice."
+            ) from None
+        if any(cell.strip() for cell in row):
+            yield number, row
 
 
 def _cell(value: Value) -> str:

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import builtins
 import re
+from functools import cache
+from pathlib import Path
 
+import checks.exercises
 from checks.exercises import CATEGORIES
+
+EXERCISES = Path(checks.exercises.__file__).parent
 
 PREFIX = "hidden tests: "
 HIDDEN_WORDS = CATEGORIES | {
@@ -78,9 +83,14 @@ CELL_WORDS = ("its check was red", "it took too long", "an error was raised", "t
 
 # What a whole class may be shown of a check's message, by the verdict's category. A judge's messages are its own, but for the
 # texts that it quotes; those of the other categories quote the cell, or what its code raised.
-_JUDGED = ("wrong type", "wrong shape", "wrong value", "wrong calls", "input changed")
-NAMES_A_TYPE = "wrong type"  # its messages name the type that came back, and a student's own type may have any name
-OF_A_TYPE = "The result is of another type than asked for."
+KINDS = {  # for a message that one student alone got: it may be known whose it is
+    "wrong type": "The result is of another type than asked for.",
+    "wrong shape": "The result has another shape than asked for.",
+    "wrong value": "The result is another than asked for.",
+    "wrong calls": "Something is called otherwise than asked for.",
+    "input changed": "What was given to the function was changed by it.",
+}
+_JUDGED = tuple(KINDS)
 _FOR_THE_CLASS = {
     "syntax": "The cell does not parse.",
     "missing function": "No function of the name that is asked for.",
@@ -90,12 +100,18 @@ _FOR_THE_CLASS = {
     "does not compile": "It does not compile.",
 }
 _RAISED = re.compile(r"\braised ([^()]*?) \(\".*\"\)", re.DOTALL)  # how judges tell what the student's code raised
-_QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\\n]|\\.){4,}'|"(?:[^"\\\n]|\\.){4,}")(?!\w)""")  # not a request's 'A'
+_RAISED_BARE = re.compile(r"\braised (?!nothing\b|an?\b|no\b|by\b|in\b|at\b|with\b|for\b)([^\W\d]\w*(?:\.\w+)*)")
+_QUOTED = re.compile(r"""(?<!\w)[bBrRuU]{0,2}(?:'(?:[^'\\\n]|\\.){4,}'|"(?:[^"\\\n]|\\.){4,}")(?!\w)""")  # not a request's 'A'
+_CUT = re.compile(r"""(?<!\w)[bBrRuU]{0,2}['"][^'"]{4,}\Z""")  # a text that was cut before its closing quotation mark
+_WORD = re.compile(r"\b[^\W\d]\w*")
+_TYPES = ("Tensor", "tensor", "ndarray", "NoneType", "function", "method", "generator", "coroutine", "module", "deque", "array")
+_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64")
 _UNREADABLE = "The result could not be read"  # evaluate.py, before the type and the message of an error
 
 
 def for_the_class(category: str, message: str) -> str:
-    """A check's message without the words of a student's code; "" where there is nothing to be said beyond the status."""
+    """A check's message without the words of a student's code; "" where there is nothing to be said beyond the status. Texts
+    and the names of errors go; so does every word that stands nowhere in the checks, since it came from the cell."""
     if category == "exception":
         name = message.partition(":")[0]
         return f"{name} was raised." if _is_pythons(name) else "An error that is none of Python's own was raised."
@@ -104,7 +120,17 @@ def for_the_class(category: str, message: str) -> str:
     if message.startswith(_UNREADABLE):
         return f"{_UNREADABLE}."
     raised = _RAISED.sub(lambda m: f"raised {m[1]}" if _is_pythons(m[1]) else "raised an error of its own", message)
-    return _QUOTED.sub("(a text)", raised)
+    raised = _RAISED_BARE.sub(lambda m: m[0] if _is_pythons(m[1]) else "raised an error of its own", raised)
+    plain = _CUT.sub("(a text)", _QUOTED.sub("(a text)", raised))
+    return _WORD.sub(lambda m: m[0] if m[0] in _known_words() else "…", plain)
+
+
+@cache
+def _known_words() -> frozenset[str]:
+    """The words of the checks themselves, and of Python."""
+    files = sorted(path for path in EXERCISES.iterdir() if path.suffix in (".py", ".yaml"))
+    written = (word for path in files for word in _WORD.findall(path.read_text(encoding="utf-8")))
+    return frozenset((*written, *dir(builtins), *_TYPES, *_DTYPES, "text", "nan", "inf"))
 
 
 def _is_pythons(error: str) -> bool:

@@ -21,6 +21,10 @@ import yaml
 QUIZZES = Path(__file__).resolve().parents[1] / "quizzes"
 MAX_BYTES = 256 << 10  # the largest has some ten thousand
 MAX_DRAWN = 6
+MAX_VALUES = 10_000  # of one drawn number
+_MAX_DIVISORS = 200_000  # are looked through, for a zero
+_MAX_ANSWERS = 30_000_000  # are gone through, in about a second
+_AT_ONCE = 4_000_000
 _KEYS = ("id", "text", "choices", "answer", "draw", "slips", "why")
 _ID = re.compile(r"\d{1,2}\.[pq]\d{1,2}|selftest\.\d{1,2}")
 _TOLERANCE = 0.005  # an answer may be rounded
@@ -184,6 +188,8 @@ class _Reader:
             whole = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
             if not whole or not -1e9 <= ends[0] <= ends[1] <= 1e9:
                 raise self._wrong(f"draw, {name}", f"it is two whole numbers, [low, high], not {_shown(ends)}.")
+            if ends[1] - ends[0] >= MAX_VALUES:
+                raise self._wrong(f"draw, {name}", f"{ends} are more than {MAX_VALUES:,} values. Fewer do as well.")
             found[name] = (ends[0], ends[1])
         if len(found) > MAX_DRAWN:
             raise self._wrong("draw", f"{len(found)} numbers; at most {MAX_DRAWN}.")
@@ -211,8 +217,8 @@ class _Reader:
             yield self._expression(f"{at}, value", row["value"], draw), self._text(f"{at}, why", row["why"])
 
     def _expression(self, key: str, given: Any, draw: dict[str, tuple[int, int]]) -> str:
-        """Arithmetic over the drawn numbers that has a value at all ends of their ranges."""
-        if type(given) in (int, float):
+        """Arithmetic over the drawn numbers that divides by zero nowhere, and has a value at all ends of their ranges."""
+        if isinstance(given, float) or (type(given) is int and given.bit_length() < 64):
             given = repr(given)
         if not isinstance(given, str) or len(given) > 200 or not _is_arithmetic(given, draw):
             told = f"it has to be arithmetic (+ - * / // % **) over {', '.join(draw)}, not {_shown(given)}."
@@ -224,8 +230,44 @@ class _Reader:
             except (ArithmeticError, TypeError):  # by zero, too large, a power that is complex
                 fine = False
             if not fine:
-                raise self._wrong(key, f"it has no value with {', '.join(f'{n} = {v}' for n, v in numbers.items())}.")
+                raise self._wrong(key, f"it has no value with {_listed(numbers)}.")
+        tried = 0
+        for divisor in _divisors(given):
+            used = {name: range(low, high + 1) for name, (low, high) in draw.items() if name in _names_in(divisor)}
+            tried += math.prod(map(len, used.values()))
+            if tried > _MAX_DIVISORS:
+                raise self._wrong(key, f"{divisor} may be more than {_MAX_DIVISORS:,} numbers. Divide by something smaller.")
+            if zero := _zero_of(divisor, used):
+                raise self._wrong(key, f"it has no value with {_listed(zero)}: it divides by {divisor}.")
         return given.strip()
+
+
+def _divisors(expression: str) -> list[str]:
+    """What an expression divides by, the innermost first."""
+    nodes = [n for n in ast.walk(ast.parse(expression.strip(), mode="eval")) if isinstance(n, ast.BinOp)]
+    return [ast.unparse(n.right) for n in reversed(nodes) if isinstance(n.op, (ast.Div, ast.FloorDiv, ast.Mod))]
+
+
+def _names_in(expression: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
+
+
+def _zero_of(divisor: str, used: Mapping[str, range]) -> dict[str, int]:
+    """The first numbers with which it is zero, or has no value; {} if there are none."""
+    code = compile(divisor, "<divisor>", "eval")
+    for values in itertools.product(*used.values()):
+        numbers = dict(zip(used, values, strict=True))
+        try:
+            fine = eval(code, {"__builtins__": {}}, numbers) != 0
+        except ArithmeticError:  # a float that became too large
+            fine = False
+        if not fine:
+            return numbers
+    return {}
+
+
+def _listed(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in numbers.items())
 
 
 def _shown(given: Any) -> str:
@@ -279,20 +321,39 @@ def may_be_right(asked: Question, given: float) -> bool:
 @cache
 def _possible(expression: str, draw: tuple[tuple[str, tuple[int, int]], ...]) -> tuple[float, ...]:
     """All the answers there are, to 11 binary digits, so that there are some thousand at most; nothing where there are too many
-    draws to go through."""
+    draws to go through, or where numbers are too large to be divided exactly."""
     import numpy as np
 
-    used = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
-    ranges = sorted((high - low + 1, name, low, high) for name, (low, high) in draw if name in used)
-    if math.prod(size for size, *_ in ranges) > 50e6:
+    names = _names_in(expression)
+    ranges = sorted((high - low + 1, name, low, high) for name, (low, high) in draw if name in names)
+    if not ranges:
+        return (value(expression, {}),)
+    if math.prod(size for size, *_ in ranges) > _MAX_ANSWERS or not _exact_in_floats(expression, dict(draw)):
         return ()
-    axes = [np.arange(low, high + 1) for _, _, low, high in ranges[1:]]
-    others = dict(zip((name for _, name, *_ in ranges[1:]), np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
+    alone = next(i for i in range(len(ranges) + 1) if math.prod(size for size, *_ in ranges[i:]) <= _AT_ONCE)
+    single, several = ranges[:alone], ranges[alone:]
+    axes = [np.arange(low, high + 1, dtype=np.float64) for _, _, low, high in several]
+    others = dict(zip((name for _, name, *_ in several), np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
     found: set[float] = set()
-    _, name, low, high = ranges[0]
-    for first in range(low, high + 1):
+    for first in itertools.product(*(range(low, high + 1) for _, _, low, high in single)):
+        numbers = {name: float(n) for (_, name, *_), n in zip(single, first, strict=True)}
         with np.errstate(all="ignore"):
-            answers = np.asarray(eval(expression, {"__builtins__": {}}, {name: first, **others}), dtype=np.float64)
+            answers = np.asarray(eval(expression, {"__builtins__": {}}, {**numbers, **others}), dtype=np.float64)
             fraction, power = np.frexp(answers[np.isfinite(answers)])
             found.update(np.unique(np.ldexp(np.round(fraction * 2048) / 2048, power)).tolist())
     return tuple(sorted(found))
+
+
+def _exact_in_floats(expression: str, draw: dict[str, tuple[int, int]]) -> bool:
+    """Whether floats give what Python's integers do: at some hundred draws. A remainder of a number over 2^53 does not."""
+    rng = random.Random(expression)
+    draws = [*itertools.product(*draw.values()), *(tuple(rng.randint(*ends) for ends in draw.values()) for _ in range(100))]
+    for drawn in draws:
+        numbers = dict(zip(draw, drawn, strict=True))
+        floats: Any = {name: float(n) for name, n in numbers.items()}
+        try:
+            if not math.isclose(value(expression, numbers), value(expression, floats), rel_tol=1e-9, abs_tol=1e-9):
+                return False
+        except ArithmeticError:
+            return False
+    return True

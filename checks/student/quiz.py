@@ -23,13 +23,13 @@ OPEN = "?"  # what stands in a lab where the answer goes
 
 def find_question(question: str) -> Question:
     """Raises CheckFailed naming the questions there are."""
-    name = str(question).strip().lower()[:20]
+    name = _written(question).strip().lower()[:20]
     if not name:
         raise CheckFailed('Which question? Its number and your answer go between the brackets: quiz("2.q1", "b").')
     lab = name.partition(".")[0].zfill(2)
     known = questions(lab) if re.fullmatch("[0-9]{2}", lab) else {}
     if name not in known:
-        raise CheckFailed(f"There is no question {question!r:.40}. There are: {', '.join(known) or 'none in this lab'}.")
+        raise CheckFailed(f"There is no question {_shown(question, 40)}. There are: {', '.join(known) or 'none in this lab'}.")
     return known[name]
 
 
@@ -64,13 +64,14 @@ def _is_open(answer: Any) -> bool:
 
 def _choice(asked: Question, answer: Any) -> str:
     """The choice that is meant: "B", " b) " and "b" are the same, and so are 3000, "3000" and "3,000"."""
-    wanted = str(answer).strip(" \t\n.:()'\"").lower()
+    wanted = _written(answer).strip(" \t\n.:()'\"").lower()
     for key in asked.choices:
         if key.lower() in (wanted, wanted.replace(",", "")):
             return key
     example = f'{_verb(asked)}("{asked.id}", "{next(iter(asked.choices))}")'
     raise CheckFailed(
-        f"{asked.id}: {answer!r} is not one of the choices: {', '.join(asked.choices)}. Write one of them, as in {example}."
+        f"{asked.id}: {_shown(answer)} is not one of the choices: {', '.join(asked.choices)}."
+        f" Write one of them, as in {example}."
     )
 
 
@@ -94,11 +95,18 @@ def _number(asked: Question, answer: Any) -> float:
     return given
 
 
-def _shown(answer: Any) -> str:
+def _written(given: Any) -> str:
     try:
-        return f"{answer!r:.60}"
+        return str(given)
     except ValueError:  # an integer of so many digits that Python does not write it
-        return "this one"
+        return "a number of thousands of digits"
+
+
+def _shown(answer: Any, most: int = 60) -> str:
+    try:
+        return f"{answer!r:.{most}}"
+    except ValueError:
+        return _written(answer)
 
 
 def _mark_number(asked: Question, answer: Any) -> tuple[bool, str]:

@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import re
+import unicodedata
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -299,7 +301,15 @@ def test_two_people_of_one_name_are_not_mixed_up(course: Class) -> None:
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [("", "is empty"), ("student\nada\nada\n", "two students are 'ada'"), ("student,section\nada,1\n,2\n", "line 3")],
+    [
+        ("", "is empty"),
+        ("student\nada\nada\n", "two students are 'ada'"),
+        ("student,section\nada,1\n,2\n", "line 3"),
+        ("student,name\n\nada,A\nada,B\n", "line 4"),
+        ('student,name\nada,"A\nbob,B"\n', "roster.csv, line 2: a quotation mark"),
+        ('student\n"a"b\n', "roster.csv, line 2"),
+        (f"student,name\nada,{'x' * 140_000}\n", "roster.csv, line 2: field larger"),
+    ],
 )
 def test_a_roster_that_cannot_be_meant_is_refused(tmp_path: Path, content: str, why: str) -> None:
     path = tmp_path / "roster.csv"
@@ -379,6 +389,58 @@ def test_an_override_for_all_is_for_those_who_tried(course: Class) -> None:
     course.overrides(f"*,{stub.exercises[0].exercise},max,the check was wrong")
     points = {row[0]: float(row[1]) for row in course.rows("gradebook.csv")[1:]}
     assert points["ada"] == stub.exercises[0].max_points > points["bob"]
+
+
+def test_a_line_for_one_student_counts_before_a_line_for_all_wherever_it_stands(course: Class) -> None:
+    course.add(submission("ada"), submission("bob"))
+    course.overrides("bob,4.2,max,shown in the lab", "*,4.2,1,the check was too strict")
+    assert [row[2] for row in course.rows("gradebook.csv")[1:]] == ["1", "2"]
+
+
+def test_an_override_for_all_waits_for_who_could_not_be_graded(course: Class) -> None:
+    error = ExerciseResult("4.2", 0, 2, "error")
+    course.add(submission("ada", exercises=(FIRST, error), incidents=(Incident("grader_error", "04.ipynb"),)))
+    course.add(submission("bob", exercises=(FIRST, error), incidents=(Incident("cannot_check", "4.2"),)))  # it was no stub
+    course.overrides("*,4.2,max,the check was wrong")
+    assert [row[2] for row in course.rows("gradebook.csv")[1:]] == ["0", "2"]
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_an_accent_may_be_encoded_in_either_way(
+    course: Class, forms: tuple[Literal["NFC", "NFD"], Literal["NFC", "NFD"]]
+) -> None:
+    here, there = (unicodedata.normalize(form, "zoë") for form in forms)
+    assert here != there
+    course.add(submission(here))
+    course.overrides(f"{there},4.2,max,shown in the lab")
+    assert course.rows("gradebook.csv")[1][2] == "2"
+    course.roster(f"student,login\n7,{there}\n")
+    assert [row[0] for row in course.rows("gradebook.csv")[1:]] == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "line 1: no student, item, points, reason. The file begins with the names"),
+        ("\n\nada,4.2,1,x\n", "line 3: no student, item"),
+        ("student,item,points,reason\n\n\nada,4.9,1,x\n", "line 4: there is no '4.9'"),
+        ("student,item,points,reason\n\nada,4.2,much,x\n", "line 3: points are a number"),
+        (
+            'student,item,points,reason\nada,4.2,1,"half\nbob,4.2,2,"all"\n',
+            "line 2: a quotation mark is not closed on its line",
+        ),
+        ('student,item,points,reason\nada,4.2,1,"half\nand more"\n', "line 2: a quotation mark is not closed on its line"),
+        ('student,item,points,reason\nada,4.2,1,"a"b\n', "line 2: "),
+        (f"student,item,points,reason\n\nada,4.2,1,{'x' * 140_000}\n", "line 3: field larger than field limit"),
+        ("student,item,points,reason\nada,4.2,1,half, and more\n", "line 2: 5 columns, and not 4"),
+    ],
+)
+def test_an_overrides_file_that_cannot_be_meant_names_the_line_of_the_file(course: Class, content: str, why: str) -> None:
+    course.add(submission("ada"), submission("bob"))
+    course.overrides()
+    (course.folder / "overrides.csv").write_text(content, encoding="utf-8")
+    with pytest.raises(OverrideError, match=rf"overrides\.csv, {re.escape(why)}"):
+        course.write()
 
 
 @pytest.mark.parametrize(
@@ -466,16 +528,52 @@ PRIVATE = "Berta is stupid"
             "It returned (a text); request &#x27;A&#x27; has",
         ),
         ("wrong value", f"It returned {PRIVATE + chr(39)!r}.", "It returned (a text)."),
-        ("wrong type", f"The result could not be read (KeyError: {PRIVATE}).", "another type"),
-        ("wrong type", f"It should return a tensor, and returned a {PRIVATE}.", "The result is of another type"),
+        ("wrong type", f"The result could not be read (KeyError: {PRIVATE}).", "The result could not be read."),
+        ("wrong type", "It should return a tensor, and returned a Berta.", "and returned a …."),
+        (
+            "wrong value",
+            "each block is in this list twice, and it raised BertaError. When",
+            "it raised an error of its own. When",
+        ),
+        (
+            "wrong value",
+            "The second one raised ValueError, and the first one raised nothing.",
+            "raised ValueError, and the first",
+        ),
+        ("wrong value", "reader A got a student_cell.Berta", "reader A got a "),
+        ("wrong value", "reader A got a student_cell.ベルタ_Berta", "reader A got a "),
+        ("wrong value", f"It returned {PRIVATE.encode()!r}.", "It returned (a text)."),
+        ("wrong value", f"It returned '{PRIVATE}, and so on, ", "It returned (a text)"),
+        ("wrong value", "It returned 'Berta; request 'A' has", "It returned"),
     ],
 )
 def test_the_report_quotes_no_student(course: Class, category: str, message: str, shown: str) -> None:
-    course.add(submission(exercises=(ExerciseResult("4.2", 0, 2, "failed", message, category=category),)))
+    told = (ExerciseResult("4.2", 0, 2, "failed", message, category=category),)
+    course.add(submission("ada", exercises=told))
+    course.write()
+    alone = (course.out / "report.html").read_text(encoding="utf-8")
+    assert "Berta" not in alone and "stupid" not in alone
+    course.add(submission("bob", exercises=told))
     course.write()
     page = (course.out / "report.html").read_text(encoding="utf-8")
     assert "Berta" not in page and "stupid" not in page
     assert shown in page
+
+
+def test_what_one_student_alone_was_told_is_a_kind_of_failure(course: Class) -> None:
+    for student, said in (
+        ("ada", "block 7 is free"),
+        ("bob", "block 7 is free"),
+        ("cem", "row 3 differs"),
+        ("dan", "it raised"),
+    ):
+        told = ExerciseResult("4.2", 0, 2, "failed", said, category="wrong value")
+        course.add(submission(student, exercises=(told,)))
+    course.write()
+    page = (course.out / "report.html").read_text(encoding="utf-8")
+    assert re.search(r'4\.2</th><td class="number">2</td><td><pre>block 7 is free', page)
+    assert re.search(r'4\.2</th><td class="number">2</td><td><pre>The result is another than asked for', page)
+    assert "row 3" not in page and "it raised" not in page
 
 
 def test_a_type_that_several_returned_is_named(course: Class) -> None:

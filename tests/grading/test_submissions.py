@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from checks.grading.one import official
+from checks.grading.one import official, read
 from checks.grading.rebuild import rebuild
 from checks.grading.submissions import find_submissions, guess_lab, recognize, whose
-from checks.student.ipynb import Notebook, parse_notebook
+from checks.student.ipynb import Notebook, Unreadable, parse_notebook
 from tests.grading import mangled
 
 
@@ -68,6 +69,19 @@ def test_zips_in_zips_are_read_and_bombs_are_not(tmp_path: Path) -> None:
         ("doejane_4711", True),
         ("roe_4712", False),
     ]
+
+
+def test_a_zip_too_deep_in_zips_is_told_so(tmp_path: Path) -> None:
+    data = b"{}"
+    for name in ("a.ipynb", "one.zip", "two.zip", "three.zip"):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr(name, data)
+        data = packed.getvalue()
+    (tmp_path / "all.zip").write_bytes(data)
+    (found,) = find_submissions(tmp_path / "all.zip")
+    with pytest.raises(Unreadable, match=r"a zip in a zip, too deep: 3 in each other are opened; hand in the notebook itself"):
+        read(found)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,6 +159,15 @@ def test_impossible_answers_and_questions_say_what_there_is(student: Path) -> No
         quiz("2.q9")
     with pytest.raises(CheckFailed, match="is a prediction"):
         quiz("2.p1", "line")
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_words(student: Path) -> None:
+    huge: Any = 16**5000
+    for question in ("2.q1", "2.q4"):
+        with pytest.raises(CheckFailed, match="a number of thousands of digits"):
+            quiz(question, huge)
+    with pytest.raises(CheckFailed, match="There is no question a number of thousands of digits"):
+        quiz(huge, "a")
 
 
 def test_a_prediction_is_noted_recalled_and_then_kept(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
