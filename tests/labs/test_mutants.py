@@ -94,7 +94,7 @@ SAME = {
     "  =>  answer = answer.masked_fill(place >= num_accepted[:, None], INVALID)": "the token drawn goes there in the next line",
 }
 
-# They differ where the mass before a token is p to the last bit. The check has such a case where this machine's softmax makes one.
+# They differ where the mass before a token is p to the last bit. The check has such a case if this machine's softmax makes one.
 EXACT_SUM = (
     "2.3: removed = (mass_before >= p[:, None]) & (p < 1.0)[:, None]"
     "  =>  removed = (mass_before > p[:, None]) & (p < 1.0)[:, None]"
