@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from checks.exercises import RIGHT, Case, Verdict
-from checks.exercises.lab_08_first import no_jit
+from checks.exercises.lab_08_first import no_jit, with_and
 from checks.exercises.lab_08_run import LOG2_E, TILE, attend_inputs, combine_inputs, softmax_tiles
 from checks.sandbox.plain import Opaque
 
@@ -158,13 +158,13 @@ def attend_cases(seed: int, scale: int = 1) -> list[Case]:
         _attend_case(3, [3, 1], 7, kv_heads=2, kv_head=1, HEAD_DIM=12),
         _attend_case(4, [3, 1], 7, rows=3, kv_heads=2, kv_head=0, HEAD_DIM=12),
         _attend_case(5, long, 21, stale="numbers"),
-        _attend_case(5, long, 21, rows=2, HEAD_DIM=20, D=32),
+        _attend_case(5, long, 21, rows=2, HEAD_DIM=20, D=32, TILE=32),
         _attend_case(6, long, 40, rows=4, kv_heads=2, kv_head=1),
-        _attend_case(7, long, 21, first=16, window=5),
-        _attend_case(8, long, 40, window=3),
+        _attend_case(7, long, 24, first=19, window=5),
+        _attend_case(8, long, 40, window=3, TILE=32),
         _attend_case(9, long, 22, rows=6, spread=True),
         _attend_case(10, long, 22, rows=6, spread=True, window=2),
-        _attend_case(11, long, 40, first=16, stop=27),
+        _attend_case(11, long, 40, first=18, stop=31),
         _attend_case(12, long, 9, first=16, stop=9),
         _attend_case(13, long, 40, q_size=300.0),
         _attend_case(14, long, 38, rows=2, dtype="float16", HEAD_DIM=12),
@@ -183,7 +183,7 @@ def _attend_case(seed: int, table: list[int], seq_len: int, *, rows: int = 1, sp
     case: Case = {
         "seed": seed, "seq_len": seq_len, "row_positions": positions, "first": 0, "stop": seq_len, "window": None,
         "BLOCK_SIZE": 4, "num_blocks": 24, "kv_heads": 1, "kv_head": 0, "HEAD_DIM": 16, "D": 16,
-        "dtype": "float32", "q_size": 1.0, "stale": "nan",
+        "dtype": "float32", "q_size": 1.0, "stale": "nan", "TILE": TILE,
         **more,
     }  # fmt: skip
     case["block_table"] = table[: -(-seq_len // case["BLOCK_SIZE"])]
@@ -197,11 +197,15 @@ def _attend_case(seed: int, table: list[int], seq_len: int, *, rows: int = 1, sp
     extra += ", large scores" if case["q_size"] > 1 else ""
     extra += f", BLOCK_SIZE={case['BLOCK_SIZE']}" if case["BLOCK_SIZE"] != 4 else ""
     walk = f"first={case['first']}, stop={case['stop']}"
-    case["call"] = f"attend(q <{where}>, block_table={case['block_table']}, {walk}{extra}, TILE={TILE})"
+    case["call"] = f"attend(q <{where}>, block_table={case['block_table']}, {walk}{extra}, TILE={case['TILE']})"
     return case
 
 
 def judge_attend(case: Case, output: Any) -> Verdict:
+    return with_and(_judge_attend(case, output), output)
+
+
+def _judge_attend(case: Case, output: Any) -> Verdict:
     if "plain" in output:
         return no_jit(output["plain"])
     if "unpack" in output:
@@ -242,6 +246,8 @@ def _stray_of_walk(case: Case, program: int, is_write: bool, name: str | None, o
         return f"it reads memory beside the cache. {somebody}"
     head, dim = divmod(within, case["HEAD_DIM"])
     block, row = divmod(slot % slots, size)
+    if head == case["kv_head"] and block in case["block_table"] and case["block_table"].index(block) * size + row < first:
+        return f"it reads position {case['block_table'].index(block) * size + row}, and begins at `first`, {first}."
     return (
         f"it reads a {'value' if slot >= slots else 'key'} of KV head {head} (dimension {dim}), in row {row} of block {block},"
         f" which is no part of its walk: KV head {case['kv_head']}, positions {first} to {stop - 1}, blocks"
@@ -277,7 +283,7 @@ def _judge_attend_row(case: Case, inputs: dict[str, torch.Tensor], found: Found,
         if _close(best * LOG2_E, wanted[1]):
             told += " Scores are multiplied with scale_log2, and the exponential is tl.exp2: combine relies on that."
         return told + " (8.4 brings parts to a common best with it.)"
-    if sums[H:].abs().max() > 1e-6 and torch.allclose(sums[:H], wanted[0][:H], atol=5e-3):
+    if len(sums) > H and sums[H:].abs().max() > 1e-6 and torch.allclose(sums[:H], wanted[0][:H], atol=5e-3):
         return f"sum_RD is right up to HEAD_DIM = {H}, and not 0 behind it: mask dims < HEAD_DIM, or it reads the next head's."
     return (
         f"sum_RD / total_R and best_R are right. total_R is {total:.4g}, and should be {wanted[2]:.4g}: the sum of 2 ** (score"
@@ -317,6 +323,7 @@ def _walk(
     first: int | None = None,
     only_last: bool = False,
     base: float = 2.0,
+    step: int | None = None,
 ) -> Found:
     """One row's walk in float64, tile by tile, rightly, or with one thing done otherwise."""
     size, position, window = case["BLOCK_SIZE"], case["row_positions"][row], case["window"] or 1 << 30
@@ -326,12 +333,13 @@ def _walk(
     query = inputs["q"][row, : case["HEAD_DIM"]].double()
     factor = scale * case["HEAD_DIM"] ** -0.5 * math.log2(math.e)
     summed, best, total = torch.zeros(case["D"], dtype=torch.float64), -INF, 0.0
-    for start in range(case["first"] if first is None else first, case["stop"], TILE):
-        tile = range(start, min(start + TILE, case["stop"]))
+    width: int = case["TILE"]
+    for start in range(case["first"] if first is None else first, case["stop"], step or width):
+        tile = range(start, min(start + width, case["stop"]))
         slots = [min(slot(p), len(keys) - 1) for p in tile]
         scores = (keys[slots] @ query) * factor
         scores = torch.where(torch.tensor([visible(p) for p in tile]), scores, torch.tensor(hidden, dtype=torch.float64))
-        beyond = TILE - len(tile) if hidden == 0.0 else 0  # of a tile that reaches beyond the walk, with values of 0
+        beyond = width - len(tile) if hidden == 0.0 else 0  # of a tile that reaches beyond the walk, with values of 0
         new = max(best, float(scores.max()), 0.0 if beyond else -INF)
         reference = 0.0 if new == -INF else new
         weights = base ** (scores - reference)
@@ -348,7 +356,7 @@ def _walk(
 def _other_walks(case: Case, inputs: dict[str, torch.Tensor], row: int) -> Iterator[tuple[Found, str]]:
     """What common mistakes would give, each with the word for it."""
     table, size, position = case["block_table"], case["BLOCK_SIZE"], case["row_positions"][row]
-    window = case["window"] or 1 << 30
+    window, first = case["window"] or 1 << 30, case["first"]
 
     def walk(**wrong: Any) -> Found:
         return _walk(case, inputs, row, **wrong)
@@ -366,6 +374,22 @@ def _other_walks(case: Case, inputs: dict[str, torch.Tensor], row: int) -> Itera
     yield walk(slot=lambda p: p), "That reads the cache from its start: load the block from the table."
     yield walk(slot=lambda p: table[0] * size + p), "That reads on behind the first block. The next block can be anywhere."
     yield walk(slot=lambda p: table[p // size]), "That is block_ids alone. Each block has BLOCK_SIZE rows."
+    if first % size:
+        told = f"`first` is {first} here, in the middle of a block (BLOCK_SIZE={size}): "
+        yield walk(first=first // size * size), told + "the walk begins there, not at the block's first position."
+        entries = [first // size + (p - first) // size for p in range(case["stop"])]
+        yield (
+            walk(slot=lambda p: table[p // size] * size + (p - first) % size),
+            told + "a position's row in its block is position % BLOCK_SIZE, counted from 0 and not from `first`.",
+        )
+        told += "a position's block is entry position // BLOCK_SIZE of the table, counted from 0 and not from `first`."
+        yield walk(slot=lambda p: table[max(entries[p], 0)] * size + p % size), told
+        yield walk(slot=lambda p: table[max(entries[p], 0)] * size + (p - first) % size), told
+    if case["TILE"] > TILE:
+        told = f"TILE is {case['TILE']} here, and can be another number: "
+        every = walk(visible=lambda p: p <= position and position - p < window and (p - first) % case["TILE"] < TILE)
+        yield every, told + "a round takes tl.arange(0, TILE) positions, not always 16."
+        yield walk(step=TILE), told + "the loop goes on by TILE, range(first, stop, TILE), or positions count twice."
     yield walk(parts=(0, 0)), "That is the weighted sum of the keys. v_KD is loaded from `values`."
     if window < 1 << 30:
         yield walk(visible=lambda p: p <= position), "The window is left out: position - p must be less than window."
@@ -413,7 +437,8 @@ def combine_cases(seed: int, scale: int = 1) -> list[Case]:
     cases = [_combine_case(i, bests, 2, 2, whole_numbers=True) for i, bests in enumerate(by_hand)]
     bests = [[round(rng.gauss(0, 4), 2) for _ in range(7)] for _ in range(4 * scale)]
     cases.append(_combine_case(seed, bests, 12, 16))
-    cases.append(_combine_case(seed, bests, 12, 16, dtype="float16"))
+    bests = [[round(rng.gauss(0, 4), 2) for _ in range(19)] for _ in range(4 * scale)]
+    cases.append(_combine_case(seed, bests, 20, 32, P=32, dtype="float16"))
     return cases
 
 
@@ -432,12 +457,16 @@ def _combine_case(seed: int, bests: list[list[float]], head_dim: int, D: int, **
     extra = ", out in float16" if case["dtype"] == "float16" else ""
     case["call"] = (
         f"combine_kernel[({len(bests)},)](out, sums, bests={shown}, totals, num_parts={len(bests[0])}, HEAD_DIM={head_dim},"
-        f" D={D}, P=8){extra}"
+        f" D={D}, P={case['P']}){extra}"
     )
     return case
 
 
 def judge_combine(case: Case, output: Any) -> Verdict:
+    return with_and(_judge_combine(case, output), output)
+
+
+def _judge_combine(case: Case, output: Any) -> Verdict:
     if "plain" in output:
         return no_jit(output["plain"])
     inputs = {name: tensor.double() for name, tensor in combine_inputs(case).items()}
@@ -488,6 +517,9 @@ def _combine_reason(case: Case, inputs: dict[str, torch.Tensor], row: int, found
     bests = case["bests"][row]
     if bool((found == -7).all()):
         return " Nothing was written there: row r's result is HEAD_DIM numbers at out + r * HEAD_DIM."
+    written = int((found != -7).sum())
+    if bool((found[written:] == -7).all()) and written < len(found):
+        return f" Nothing was written from dimension {written} on: they are tl.arange(0, D), and D is {case['D']} here."
     if found.isnan().any():
         if all(b == -INF for b in bests):
             return (
@@ -511,6 +543,11 @@ def _combine_reason(case: Case, inputs: dict[str, torch.Tensor], row: int, found
     ]
     parts = inputs["sums"][row] / inputs["totals"][row].clamp(min=1e-9)[:, None]
     ways.append((parts.mean(0), "That is the mean of the parts' own results. Parts weigh differently."))
+    for taken in (8, 16):
+        if taken < len(bests):
+            some = {name: tensor[:, :taken] for name, tensor in inputs.items()}
+            told = f"Those are the first {taken} parts alone: parts are tl.arange(0, P), and P is {case['P']} here."
+            ways.append((_combined(some, row), told))
     ways += [(part, f"That is part {i} alone.") for i, part in enumerate(parts) if len(parts) > 1]
     for other in range(len(case["bests"])):
         if other != row:

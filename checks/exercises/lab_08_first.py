@@ -14,7 +14,7 @@ from checks.exercises.words import count
 
 def first_cases(seed: int, scale: int = 1) -> list[Case]:
     rng = random.Random(f"8.1:{seed}")
-    adds = [(8, 8), (5, 8), (16, 8), (20, 8), (1, 4), (rng.randint(33 * scale, 60 * scale), 16)]
+    adds = [(8, 8), (5, 8), (16, 8), (20, 8), (1, 4), (rng.randint(65 * scale, 90 * scale), 32)]
     gathers: list[tuple[list[int], int, int, int, int]] = [  # table, length, block size, width, tile
         ([1], 4, 4, 2, 4),
         ([3, 1], 8, 4, 2, 8),
@@ -23,8 +23,8 @@ def first_cases(seed: int, scale: int = 1) -> list[Case]:
         ([4], 1, 4, 2, 8),
     ]
     size = rng.choice([3, 8])
-    length = rng.randint(17 * scale, 30 * scale)
-    gathers.append((rng.sample(range(1, 16 * scale), -(-length // size)), length, size, 8, 16))
+    length = rng.randint(33 * scale, 60 * scale)
+    gathers.append((rng.sample(range(1, 24 * scale), -(-length // size)), length, size, 8, 32))
     return [add_case(*parts) for parts in adds] + [gather_case(*parts) for parts in gathers]
 
 
@@ -47,6 +47,18 @@ def gather_case(table: list[int], seq_len: int, size: int, width: int, tile: int
 
 
 def judge_first(case: Case, output: Any) -> Verdict:
+    return with_and(_judge_first(case, output), output)
+
+
+def with_and(verdict: Verdict, output: Any) -> Verdict:
+    """A wrong result of a kernel that has `and` between conditions."""
+    if verdict.category != "wrong value" or not output.get("and"):
+        return verdict
+    told = "The kernel has `and` or `or`, which take a vector as one truth. Combine conditions with & and |, each in brackets."
+    return Verdict(verdict.category, f"{verdict.message} {told}")
+
+
+def _judge_first(case: Case, output: Any) -> Verdict:
     if "plain" in output:
         return no_jit(output["plain"])
     if output["stray"] and output["stray"][1]:
@@ -60,6 +72,8 @@ def judge_first(case: Case, output: Any) -> Verdict:
         return Verdict("input changed", f"The sum is right, but {output['changed'][0]} was written to.")
     if output["stray"]:
         return Verdict("wrong value", "What it writes is right. But " + _stray(case, *output["stray"]))
+    if output["foreign"]:
+        return Verdict("wrong value", "What it writes is right. But " + _foreign(case, *output["foreign"]))
     return RIGHT
 
 
@@ -96,6 +110,22 @@ def _stray(case: Case, program: int, is_write: bool, name: str | None, offset: i
             f" slots {slots_of(case)[:8]}. Mask positions from seq_len on."
         )
     return f"{who}out[{row}, {column}], and out has {count(case['seq_len'], 'row')}. Mask positions from seq_len on."
+
+
+def _foreign(case: Case, program: int, is_write: bool, name: str, offset: int) -> str:
+    """A load or a store that is another program's: the work is done twice, or by one for all."""
+    does = f"program {program} {'writes to' if is_write else 'reads'}"
+    if case["kernel"] == "add":
+        size, what, sizes, place = case["BLOCK"], "numbers", "BLOCK", f"{name}[{offset}]"
+    else:
+        size, what, sizes = case["TILE"], "positions", "TILE"
+        place = f"entry {offset} of block_table"
+        if name != "block_table":
+            place = f"row {offset // case['WIDTH']} of {'the cache' if name == 'cache' else name}"
+    return (
+        f"{does} {place}, which another program does: program p has the {what} p * {sizes} to p * {sizes} + {sizes} - 1 alone,"
+        f" here {program * size} to {(program + 1) * size - 1}. (tl.arange(0, {sizes}) counts them; {sizes} is {size} here.)"
+    )
 
 
 def _wrong_sum(case: Case, out: torch.Tensor) -> str | None:

@@ -6,8 +6,12 @@ lies in the middle of more, so that a wrong address finds NaN, and not the end o
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import os
+import re
+import textwrap
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping
 from types import ModuleType
@@ -77,8 +81,45 @@ def recorded() -> Iterator[list[Any]]:
         return
     from minivllm.attention.triton_trace import recording
 
-    with recording(garbage=True) as accesses:
-        yield accesses
+    try:
+        with recording(garbage=True) as accesses:
+            yield accesses
+    except Exception as error:
+        _explain(error)
+        raise
+
+
+_SHAPES = (
+    "Sizes in tl.arange, tl.zeros and tl.full are numbers known when the kernel is compiled: arguments with `: tl.constexpr`"
+    " behind their name, or numbers you write"
+)
+_EXPLAINED = {
+    "must have type `constexpr": f"{_SHAPES}; not what was loaded, computed, or given as n",
+    "must be of type tl.constexpr": f"{_SHAPES}; not what was loaded, computed, or given as n",
+    "must be a power of 2": f"{_SHAPES}, and powers of two: take the constexpr that is one (BLOCK, TILE, D, P), and mask",
+}
+
+
+def _explain(error: BaseException) -> None:
+    """What Triton says of shapes, with what to do about it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = str(error)
+    for words, why in _EXPLAINED.items():
+        if words in said:
+            error.args = (f"{said}. {why}.",)
+
+
+def boolean_words(module: ModuleType, name: str) -> bool:
+    """Whether a kernel joins conditions with `and` or `or` (outside of `if` and `while`)."""
+    kernel = getattr(module, name)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.fn)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert)]
+    inside = {id(node) for test in tests for node in ast.walk(test)}
+    return any(isinstance(node, ast.BoolOp) and id(node) not in inside for node in ast.walk(tree))
 
 
 Allowed = Mapping[str, Container[int]]  # "read x", "write out": the offsets
@@ -121,12 +162,18 @@ def run_add(module: ModuleType, case: Case) -> dict[str, Any]:
     with recorded() as accesses:
         module.add_kernel[(-(-n // block),)](out.tensor, x.tensor, y.tensor, n, BLOCK=block)
     allowed = {"read x": numbers, "read y": numbers, "write out": numbers}
+
+    def own(program: int) -> Allowed:
+        return dict.fromkeys(allowed, range(program * block, (program + 1) * block))
+
     around = torch.cat([out.whole[:GUARD], out.whole[-GUARD:]])
     return {
         "out": out.tensor.cpu(),
         "around": bool(around.isnan().all()),
         "changed": [b.name for b, first in ((x, 1.0), (y, 100.0)) if float(b.tensor[0]) != first],
         "stray": stray(accesses, [x, y, out], lambda program: allowed),
+        "foreign": stray(accesses, [x, y, out], own),
+        "and": boolean_words(module, "add_kernel"),
     }
 
 
@@ -160,12 +207,24 @@ def run_gather(module: ModuleType, case: Case) -> dict[str, Any]:
         "read cache": {slot * width + column for slot in slots_of(case) for column in range(width)},
         "write out": set(range(seq_len * width)),
     }
+    slots = slots_of(case)
+
+    def own(program: int) -> Allowed:
+        positions = range(program * tile, min((program + 1) * tile, seq_len))
+        return {
+            "read block_table": {p // size for p in positions},
+            "read cache": {slots[p] * width + column for p in positions for column in range(width)},
+            "write out": range(program * tile * width, (program + 1) * tile * width),
+        }
+
     around = torch.cat([out.whole[:GUARD], out.whole[-GUARD:]])
     return {
         "out": out.tensor.cpu(),
         "around": bool(around.isnan().all()),
         "changed": [],
         "stray": stray(accesses, [table, cache, out], lambda program: allowed),
+        "foreign": stray(accesses, [table, cache, out], own),
+        "and": boolean_words(module, "gather_kernel"),
     }
 
 
@@ -284,7 +343,7 @@ def run_attend(module: ModuleType, case: Case) -> dict[str, Any]:
                 HEAD_DIM=head_dim,
                 ROWS=ROWS,
                 D=case["D"],
-                TILE=TILE,
+                TILE=case["TILE"],
             )
     except Exception as error:
         if "unpack" not in f"{error}{error.__cause__}":
@@ -296,6 +355,7 @@ def run_attend(module: ModuleType, case: Case) -> dict[str, Any]:
         **{name: buffer.tensor.cpu() for name, buffer in zip(("sums", "bests", "totals"), out, strict=True)},
         "undefined": any(access.undefined for access in accesses),
         "stray": stray(accesses, [q, cache, table, positions, *out], lambda program: allowed),
+        "and": boolean_words(module, "attend"),
     }
 
 
@@ -355,6 +415,7 @@ def run_combine(module: ModuleType, case: Case) -> dict[str, Any]:
         "around": bool(around.isnan().all()),
         "undefined": any(access.undefined for access in accesses),
         "stray": stray(accesses, [*inputs.values(), out], allowed),
+        "and": boolean_words(module, "combine_kernel"),
     }
 
 
@@ -374,15 +435,61 @@ def run_compiled(module: ModuleType, case: Case) -> dict[str, Any]:
     try:
         texts = [read_launch(launch, case["capability"]) for launch in launches]
     except CompilationError as error:
-        return {"refused": _refusal(module, error), "wide": None}
+        return {"refused": _refusal(module, error), "wide": None, "narrow": False}
     except Exception:  # another version's other insides: no word about the student's kernel
-        return {"refused": None, "wide": None}
+        return {"refused": None, "wide": None, "narrow": False}
     added = [line.rpartition(",")[2] for text in texts for line in text.splitlines() if "tt.addptr" in line]
-    return {"refused": None, "wide": any("i64" in offsets for offsets in added) if added else None}
+    size = case["case"].get("BLOCK_SIZE", 1)
+    return {
+        "refused": None,
+        "wide": any("i64" in offsets for offsets in added) if added else None,
+        "narrow": any(_product_in_32_bits(text, size) for text in texts),
+    }
+
+
+_VALUE = re.compile(r"(%[\w.$-]+) = (?:tt|arith)\.(\w+) (.*)")
+_SAME = {"splat", "expand_dims", "broadcast", "reshape", "trans", "extsi", "extui", "trunci", "bitcast"}
+
+
+def _product_in_32_bits(text: str, block_size: int) -> bool:
+    """Whether a number from the block table is multiplied in 32 bits with more than block_size. (Row numbers of a cache fit
+    in 32 bits; the numbers before a row may not.) `text` is the kernel as read_launch gives it."""
+    numbers: dict[str, int] = {}  # constants
+    times: dict[str, int] = {}  # what comes from the table: how often a block's number is in it
+    tables: set[str] = set()  # pointers into it
+    for line in text.splitlines():
+        if "tt.func" in line:
+            numbers, times, tables = {}, {}, {"%block_table"}
+        if not (found := _VALUE.match(line.strip())):
+            continue
+        name, op, rest = found.groups()
+        given = re.findall(r"%[\w.$-]+", rest.partition(" : ")[0])
+        type_of_it = re.sub(r" loc\(.*", "", rest).rpartition(" : ")[2]
+        numbers.pop(name, None)
+        times.pop(name, None)
+        tables.discard(name)
+        if op == "constant" and (constant := re.match(r"(?:dense<)?(-?\d+)>? : ", rest)):
+            numbers[name] = int(constant[1])
+        elif op in ("addptr", *_SAME) and given and given[0] in tables:
+            tables.add(name)
+        elif op == "load" and given[0] in tables:
+            times[name] = 1
+        elif op in _SAME and given:
+            for known in (numbers, times):
+                if given[0] in known:
+                    known[name] = known[given[0]]
+        elif op in ("addi", "subi", "select", "maxsi", "minsi") and any(one in times for one in given):
+            times[name] = max(times.get(one, 0) for one in given)
+        elif op in ("muli", "shli") and any(one in times for one in given):
+            factors = [times.get(one) or numbers.get(one, 1) for one in given]
+            times[name] = factors[0] * factors[1] if op == "muli" else factors[0] << min(factors[1], 64)
+            if "i32" in type_of_it and times[name] > block_size:
+                return True
+    return False
 
 
 def _refusal(module: ModuleType, error: BaseException) -> list[Any]:
-    """The innermost place that is the student's, and the innermost words."""
+    """The innermost place that is the student's, the innermost words, and the plain function they are about, if it is one."""
     own = {f.src: f for f in vars(module).values() if hasattr(f, "src") and hasattr(f, "starting_line_number")}
     place: list[Any] = [None, ""]
     said = ""
@@ -394,7 +501,9 @@ def _refusal(module: ModuleType, error: BaseException) -> list[Any]:
             place = [kernel.starting_line_number + first + line - 1, kernel.raw_src[first + line - 1].rstrip()]
         said = getattr(inner, "error_message", str(inner)) or said
         inner = inner.__cause__
-    return [*place, said[:2000]]
+    called = re.search(r"global variable (\w+)", said)
+    plain = getattr(module, called[1], None) if called else None
+    return [*place, said[:2000], called[1] if called and inspect.isfunction(plain) else None]
 
 
 COMPILED = {f"{exercise} compiled": run_compiled for exercise in ("8.1", "8.3", "8.4")}

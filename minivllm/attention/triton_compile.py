@@ -97,11 +97,11 @@ def compile_launch(launch: Launch, capability: int) -> CompiledKernel:
 def read_launch(launch: Launch, capability: int) -> str:
     """The compiler's first stage alone, which reads Python and settles every type: nearly all that it refuses it refuses here,
     within 0.1 s, and without a program or a file of its own (so also in a jail). Returns the kernel in Triton's own
-    intermediate language, where every value has a type.
+    intermediate language, where every value has a type; what it calls stands in it.
 
     Raises triton.compiler.errors.CompilationError as it comes: `src`, `node` and `__cause__` say where.
     """
-    from triton._C.libtriton import ir
+    from triton._C.libtriton import ir, passes
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
 
@@ -121,7 +121,14 @@ def read_launch(launch: Launch, capability: int) -> str:
         "context": context,
     }
     wanted = inspect.signature(source.make_ir).parameters  # Triton 3.4's has no target
-    return str(source.make_ir(**{name: value for name, value in given.items() if name in wanted}))
+    module = source.make_ir(**{name: value for name, value in given.items() if name in wanted})
+    inliner = ir.pass_manager(context)
+    passes.common.add_inliner(inliner)
+    try:
+        inliner.run(module, "inline")
+    except TypeError:  # Triton 3.4's takes no name
+        inliner.run(module)
+    return str(module)
 
 
 def _source_of(launch: Launch) -> Any:

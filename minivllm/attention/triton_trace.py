@@ -42,7 +42,7 @@ def recording(*, garbage: bool = False) -> Iterator[list[Access]]:
     from triton.runtime.interpreter import interpreter_builder as builder
 
     found: list[Access] = []
-    load, store = builder.create_masked_load, builder.create_masked_store
+    load, store, splat = builder.create_masked_load, builder.create_masked_store, builder.create_splat
 
     def note(pointers: Any, mask: Any, is_store: bool, undefined: bool = False) -> None:
         addresses, allowed = np.broadcast_arrays(np.asarray(pointers.data), np.asarray(mask.data, dtype=bool))
@@ -61,11 +61,18 @@ def recording(*, garbage: bool = False) -> Iterator[list[Access]]:
         note(ptrs, mask, is_store=True)
         return store(ptrs, value, mask, *rest)
 
-    builder.create_masked_load, builder.create_masked_store = noted_load, noted_store
+    def kept_splat(*given: Any) -> Any:
+        """A condition made as wide as another: the interpreter of Triton 3.9 makes it integers, and refuses them as a mask."""
+        made = splat(*given)
+        if any(isinstance(one, TensorHandle) and one.data.dtype == np.bool_ for one in given):
+            made.data = made.data.astype(np.bool_)
+        return made
+
+    builder.create_masked_load, builder.create_masked_store, builder.create_splat = noted_load, noted_store, kept_splat
     try:
         yield found
     finally:
-        del builder.create_masked_load, builder.create_masked_store  # the class's own again
+        del builder.create_masked_load, builder.create_masked_store, builder.create_splat  # the class's own again
 
 
 def _garbage(dtype: np.dtype) -> Any:

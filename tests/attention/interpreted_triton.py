@@ -194,6 +194,23 @@ def test_with_garbage_a_masked_number_without_other_is_nan() -> None:
     assert [a.undefined for a in accesses] == [a.undefined for a in plain] == [True, False, False, False]
 
 
+@triton.jit
+def with_a_number_in_its_masks(out, x, n):
+    places, some = tl.arange(0, 4), n > 0
+    numbers = tl.load(x + places, mask=some & (places < n), other=7.0)
+    tl.store(out + places[:, None] * 2 + tl.arange(0, 2)[None, :], numbers[:, None], mask=(places < 3)[:, None] & some)
+    tl.store(out + 6 + tl.arange(0, 2), numbers.sum(0) + tl.zeros([2], tl.float32), mask=some)
+
+
+def test_while_recording_a_mask_may_join_a_vector_and_a_number() -> None:
+    out, x = torch.zeros(8), torch.ones(4)
+    with recording() as accesses:
+        with_a_number_in_its_masks[(1,)](out, x, 2)
+        with_a_number_in_its_masks[(1,)](out, x, 0)
+    assert out.tolist() == [1, 1, 1, 1, 7, 7, 16, 16]
+    assert [len(access.addresses) for access in accesses] == [2, 6, 2, 0, 0, 0]
+
+
 def test_parts_are_many_for_few_long_sequences_and_one_for_many() -> None:
     h200 = kernels.Limits((9, 0), 227 << 10, 132)
     parts = {
