@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -37,9 +37,6 @@ from minivllm.models.registry import ModelConfig
 from minivllm.models.rope import inverse_frequencies, rotary_table
 from minivllm.spec_decode.config import SpeculativeConfig
 from minivllm.spec_decode.drafting import Progress, flat_batch, next_positions, put_ids
-
-if TYPE_CHECKING:
-    from minivllm.spec_decode.eagle_compiled import CompiledHead
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHIPPED = Path(__file__).parent / "eagle_smollm2"
@@ -139,6 +136,50 @@ class EagleHead(nn.Module):
         return head.eval()
 
 
+class Passes(Protocol):
+    """How a head computes: operator by operator (`EagerPasses`), or as machine code (`eagle_compiled.CompiledHead`)."""
+
+    def __call__(
+        self,
+        embeds: torch.Tensor,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Predicted features [T, hidden] of embeds and features [T, hidden] at positions [T]."""
+        ...
+
+    def logits(self, predicted: torch.Tensor) -> torch.Tensor:
+        """Of predicted features [N, hidden], N >= 1: [N, V'], a column for each token that can be drafted."""
+        ...
+
+
+class EagerPasses:
+    """rows [V', hidden]: see `draft_rows`."""
+
+    def __init__(self, head: EagleHead, rows: torch.Tensor, backend: AttentionBackend) -> None:
+        self._head, self._rows, self._backend = head, rows, backend
+
+    def __call__(
+        self,
+        embeds: torch.Tensor,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        meta: AttentionMetadata,
+    ) -> torch.Tensor:
+        """As `Passes` says: features and embeds [T, hidden] -> [T, hidden]."""
+        cos, sin = rotary_table(positions, self._head.frequencies, embeds.dtype)
+        attend = partial(paged_attention, self._backend, kv_cache=kv_cache, meta=meta)
+        predicted: torch.Tensor = self._head(embeds, features, cos, sin, attend)
+        return predicted
+
+    def logits(self, predicted: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> [N, V']."""
+        return F.linear(predicted, self._rows)
+
+
 class EagleDrafter:
     """Drafts with a head, greedy, for all requests of the batch at once.
 
@@ -160,15 +201,12 @@ class EagleDrafter:
         backend: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
-        compiled: CompiledHead | None = None,
+        compiled: Passes | None = None,
     ) -> None:
         self.k = config.num_speculative_tokens
         self.head = EagleHead.load(head_folder(config, target), target, dtype, device)
-        self.compiled = compiled
-        self.embedding = embedding
-        self.rows = draft_rows(self.head, compute_logits, dtype, device) if compiled is None else None
-        self.backend = backend
-        self.dtype, self.device = dtype, device
+        self.embedding, self.device = embedding, device
+        self.passes = compiled or EagerPasses(self.head, draft_rows(self.head, compute_logits, dtype, device), backend)
         self.kv_config = self.head.config
         self.kv_caches: list[torch.Tensor] = []  # one; set by whoever owns the pool
 
@@ -183,8 +221,7 @@ class EagleDrafter:
             return []
         predicted = predicted[torch.from_numpy(progress.last).to(self.device)]
         for ahead in range(self.k):
-            logits = F.linear(predicted, self.rows) if self.compiled is None else self.compiled.logits(predicted)
-            ids = self.head.draft_token_ids[logits.argmax(dim=-1)]
+            ids = self.head.draft_token_ids[self.passes.logits(predicted).argmax(dim=-1)]
             drafts.append(ids)
             if ahead < self.k - 1:  # the newest token's own position, and on
                 at = next_positions(batch, rows, ahead)
@@ -197,13 +234,7 @@ class EagleDrafter:
         self, next_ids: torch.Tensor, features: torch.Tensor, positions: np.ndarray, meta: AttentionMetadata
     ) -> torch.Tensor:
         (kv_cache,), embeds = self.kv_caches, F.embedding(next_ids, self.embedding)
-        at = torch.from_numpy(positions).to(self.device)
-        if self.compiled is not None:
-            return self.compiled(embeds, features, at, kv_cache, meta)
-        cos, sin = rotary_table(at, self.head.frequencies, self.dtype)
-        attend = partial(paged_attention, self.backend, kv_cache=kv_cache, meta=meta)
-        predicted: torch.Tensor = self.head(embeds, features, cos, sin, attend)
-        return predicted
+        return self.passes(embeds, features, torch.from_numpy(positions).to(self.device), kv_cache, meta)
 
 
 def shipped_head(target: ModelConfig) -> Path | None:

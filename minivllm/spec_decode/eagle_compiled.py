@@ -42,7 +42,8 @@ PARTS = ("head", "draft")
 
 
 class CompiledHead:
-    """What `compile_head` left in a folder, loaded. OSError, ValueError or RuntimeError for a folder that is broken."""
+    """What `compile_head` left in a folder, loaded: the `Passes` of a drafter. OSError, ValueError or RuntimeError for a folder
+    that is broken."""
 
     def __init__(self, folder: Path) -> None:
         self._libraries, self._weights = load_parts(folder, PARTS)

@@ -87,8 +87,8 @@ def test_it_drafts_what_the_eager_head_drafts(model: Path, head: Path, monkeypat
     for use_compiled in (False, True):
         runner = make_runner(model, load_format="auto", attention_backend="cpu", speculative_config=settings)
         if use_compiled:
-            runner.speculation.drafter.compiled = load_compiled_head(model, head, torch.float32)
-            assert runner.speculation.drafter.compiled is not None
+            runner.speculation.drafter.passes = load_compiled_head(model, head, torch.float32)
+            assert runner.speculation.drafter.passes is not None
         seen.clear()
         run(runner, many_prompts(), stagger=2)
         drafted.append([*seen])
@@ -127,9 +127,9 @@ def test_the_engine_drafts_with_it_where_the_decoder_is_compiled(
     compile_head(model, head, torch.float32)
     settings = {"method": "eagle", "model": str(head), "num_speculative_tokens": 2}
     use = {"load_format": "auto", "attention_backend": "cpu", "speculative_config": settings}
-    assert make_runner(model, **use).speculation.drafter.compiled is None
+    assert not isinstance(make_runner(model, **use).speculation.drafter.passes, CompiledHead)
     monkeypatch.setattr(model_runner, "CompiledDecoder", object)  # as if the decoder that was loaded were one
-    assert isinstance(make_runner(model, **use).speculation.drafter.compiled, CompiledHead)
+    assert isinstance(make_runner(model, **use).speculation.drafter.passes, CompiledHead)
 
 
 def test_it_is_made_once_and_anew_for_other_weights(model: Path, head: Path, no_compiler: list[Path]) -> None:
