@@ -118,3 +118,15 @@ def test_two_runs_into_one_folder_do_not_meet(tmp_path: Path) -> None:
     ):
         run(options(tmp_path / "in", tmp_path / "out"), say=lambda _: None)
     run(options(tmp_path / "in", tmp_path / "out"), say=lambda _: None)
+
+
+@posix
+def test_nothing_is_removed_through_a_mount(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is seen there lies somewhere else: a killed run's container may still have the course in it."""
+    left = temporary / "minivllm-held-jail-old"
+    left.mkdir()
+    (left / "somebody's").write_text("work")
+    monkeypatch.setattr(folders.os.path, "ismount", lambda path: Path(path) == left)
+    assert sweep() == 0 and (left / "somebody's").exists()
+    monkeypatch.setattr(folders.os.path, "ismount", lambda path: False)
+    assert sweep() == 1 and not left.exists()
