@@ -1,7 +1,7 @@
 """minivllm bench compare: our engine beside its peers, same model, same prompts, same machine, taking turns.
 
 Every engine is loaded once, in a process of its own and, if given, with its own interpreter, and then waits. In each round each
-runs the workload, one after another, so that a slow minute of the machine hits all of them; medians are compared.
+runs the workload, one after another, so that a slow minute of the machine hits all of them; ratios are taken within a round.
 
     --num-prompts 1 8 32      so many requests at once; for fewer than eight, eight requests are run so many at a time
     --peer-python vllm=/somewhere/venv/bin/python
@@ -148,7 +148,8 @@ def measure(
 
 
 def report(engines: dict[str, EngineProcess], runs: dict[int, dict[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    """Of each workload: medians and spread of each engine, and what ours is to it."""
+    """Of each workload: medians and spread of each engine, and how many times its output ours is. A ratio is taken within each
+    round, and these have a median: runs minutes apart are of two machines, when neighbours come and go."""
     found = []
     for size, by_engine in runs.items():
         entries = {
@@ -160,9 +161,13 @@ def report(engines: dict[str, EngineProcess], runs: dict[int, dict[str, list[dic
             }
             for name, results in by_engine.items()
         }
-        ours = entries[OURS]["tokens_per_second"]["median"]
-        ratios = {name: ours / entry["tokens_per_second"]["median"] for name, entry in entries.items() if name != OURS}
-        found.append({"num_prompts": size, "engines": entries, "ratio_of_medians": ratios})
+        ours = [run["tokens_per_second"] for run in by_engine[OURS]]
+        ratios = {}
+        for name, results in by_engine.items():
+            if name != OURS:
+                pairs = zip(ours, results, strict=True)
+                ratios[name] = summary([mine / theirs["tokens_per_second"] for mine, theirs in pairs])
+        found.append({"num_prompts": size, "engines": entries, "ratios": ratios})
     return found
 
 
@@ -178,7 +183,7 @@ def compare(
     pythons: dict[str, str] | None = None,
     gguf: str | None = None,
 ) -> dict[str, Any]:
-    """Measure and return {device, workloads: [{num_prompts, engines: {name: {tokens_per_second, ...}}, ratio_of_medians}]}."""
+    """Measure and return {device, workloads: [{num_prompts, engines: {name: {tokens_per_second, ...}}, ratios}]}."""
     from minivllm.models.hub import resolve_model
     from minivllm.models.registry import ModelConfig
 
@@ -206,10 +211,11 @@ def render(result: dict[str, Any]) -> str:
     for part in result["workloads"]:
         lines.append(f"W({part['num_prompts']})")
         for name, engine in part["engines"].items():
-            rate, ratio = engine["tokens_per_second"], part["ratio_of_medians"].get(name)
+            rate, ratio = engine["tokens_per_second"], part["ratios"].get(name)
             lines.append(
                 f"  {name + ' ' + engine['version']:24} {engine['dtype']:9} {rate['median']:7.1f} output tok/s"
-                f" (spread {rate['spread']:4.0%})" + (f"  minivllm is {ratio:.2f}x" if ratio is not None else "")
+                f" (spread {rate['spread']:4.0%})"
+                + (f"  minivllm is {ratio['median']:.2f}x ({ratio['min']:.2f}-{ratio['max']:.2f} by round)" if ratio else "")
             )
     return "\n".join(lines)
 

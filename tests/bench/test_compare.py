@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -55,9 +55,22 @@ def test_every_engine_runs_every_round_of_the_workloads_it_can(result: dict[str,
     first, second = result["workloads"]
     assert [len(engine["runs"]) for engine in first["engines"].values()] == [2, 2]
     assert list(second["engines"]) == [OURS]  # llama.cpp runs one sequence at a time
-    assert first["ratio_of_medians"] == {"llama.cpp": 1.0}
+    assert first["ratios"]["llama.cpp"]["median"] == 1.0
     num_tokens = sum(workload(1, 50_000, 0)["output_lens"])
     assert first["engines"][OURS]["tokens_per_second"]["median"] == num_tokens / 2.0
+
+
+def test_a_ratio_is_taken_within_each_round() -> None:
+    class Engine:
+        about: ClassVar[dict[str, str]] = {"version": "1", "dtype": "float32"}
+
+    def runs(*rates: float) -> list[dict[str, float]]:
+        return [{"tokens_per_second": rate, "peak_rss_bytes": 1} for rate in rates]
+
+    engines: Any = {name: Engine() for name in (OURS, "vllm")}
+    [part] = report(engines, {8: {OURS: runs(100, 200, 300), "vllm": runs(50, 200, 100)}})  # the machine became faster
+    assert part["engines"][OURS]["tokens_per_second"]["median"] / part["engines"]["vllm"]["tokens_per_second"]["median"] == 2
+    assert part["ratios"]["vllm"] == {"median": 2, "min": 1, "max": 3, "spread": 1}
 
 
 def test_the_table_and_the_plot_are_made_of_the_result(result: dict[str, Any], tmp_path: Path) -> None:
