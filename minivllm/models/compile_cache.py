@@ -12,9 +12,11 @@ those of one checkpoint. All of that is its *key*. Nobody finds a folder by anot
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import json
 import logging
+import os
 import platform
 import re
 import shutil
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("minivllm")
 
 SOURCES = tuple(Path(__file__).with_name(f"{name}.py") for name in ("aot", "compiled", "decoder", "layers", "linear", "rope"))
+_LEAST_ROOM = 1 << 20  # bytes that a disk has when it is not full
+_ROOM = "Give it room (smollm2-135m takes 0.4 GB), or set the environment variable MINIVLLM_CACHE to a folder that has it"
 BROKEN = (OSError, ValueError, RuntimeError, AttributeError, TypeError, LookupError)  # what a bad folder raises
 _KEY = "key.json"
 
@@ -121,12 +125,22 @@ def make(label: str, key: dict[str, Any], say: Callable[[str], None], fill: Call
             (temporary / _KEY).write_text(json.dumps(key, indent=2) + "\n", encoding="utf-8")
             temporary.chmod(0o755)
             temporary.rename(target)
+        except Exception as error:
+            if _is_full(temporary, error):  # the compiler says it in words of its own
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}. {_ROOM}", str(target.parent)) from error
+            raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         for old in _others(label, key):
             if _difference(old, key) in ("checkpoint", "head's files", "version of minivllm"):  # nobody can use it any more
                 shutil.rmtree(old["folder"], ignore_errors=True)
     return target
+
+
+def _is_full(folder: Path, error: Exception) -> bool:
+    """Whether it was for want of room that the folder was not finished."""
+    says_so = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return says_so or shutil.disk_usage(folder).free < _LEAST_ROOM
 
 
 def make_label(model: str | Path, dtype: torch.dtype, what: str | None) -> str:

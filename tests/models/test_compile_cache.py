@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -114,6 +115,23 @@ def test_a_compilation_that_fails_or_is_killed_leaves_nothing_to_find(folder: Pa
     (cache / ".tmp-checkpoint-float32@killed").mkdir()
     target = compile_model(folder, torch.float32)
     assert list(cache.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("the compiler ended with 1")])
+def test_a_disk_that_fills_up_while_compiling_is_named_with_the_way_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fill_up(decoder, target: Path, say) -> None:
+        if isinstance(error, ValueError):  # a compiler, that has words of its own for it
+            usage = compile_cache.shutil.disk_usage(target)._replace(free=0)
+            monkeypatch.setattr(compile_cache.shutil, "disk_usage", lambda path: usage)
+        raise error
+
+    monkeypatch.setattr(compiled, "compile_decoder", fill_up)
+    with pytest.raises(OSError, match=r"No space left on device.* MINIVLLM_CACHE") as caught:
+        compile_model(folder, torch.float32)
+    cache = compile_cache.cache_dir() / "compiled"
+    assert (caught.value.errno, caught.value.filename, list(cache.iterdir())) == (errno.ENOSPC, str(cache), [])
 
 
 def test_of_two_at_once_one_compiles_and_the_other_waits_for_it(
