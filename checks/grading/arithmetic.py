@@ -5,6 +5,7 @@ a few functions of numbers, and names that the cell gives one such value.
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import operator
 from collections import Counter
@@ -50,22 +51,28 @@ def number_of(expression: str, cell: str = "") -> float | None:
         return None
 
 
-def _known(cell: str) -> dict[str, float]:
-    """The names that a cell binds once, at its top, to a number."""
+def bound_once(cell: str) -> dict[str, ast.expr]:
+    """The names that a cell binds once, at its top, and to what, in order. None of a cell that does not parse, or is huge."""
     try:
         tree = ast.parse(cell) if len(cell) <= _MAX_CELL else ast.Module([], [])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    bound = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
-    known: dict[str, float] = {}
+    times = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
+    bound = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
-            try:
-                if bound[name] == 1:
-                    known[name] = _value(node.value, known)
-            except (_NoNumber, ValueError, TypeError, ArithmeticError, RecursionError):
-                pass
+            if times[name] == 1:
+                bound[name] = node.value
+    return bound
+
+
+def _known(cell: str) -> dict[str, float]:
+    """The names that a cell binds once, at its top, to a number."""
+    known: dict[str, float] = {}
+    for name, bound in bound_once(cell).items():
+        with contextlib.suppress(_NoNumber, ValueError, TypeError, ArithmeticError, RecursionError):
+            known[name] = _value(bound, known)
     return known
 
 

@@ -20,7 +20,7 @@ from checks.grading.rebuild import Answer
 from checks.grading.records import QuizResult
 from checks.sandbox.cell import own_source
 from checks.sandbox.sandbox import Limits, Request, Unavailable, run_in_child
-from checks.student.questions import Question, may_be_right
+from checks.student.questions import Question, has_decimal_comma, may_be_right, written_number
 from checks.student.quiz import is_right
 
 _ROUNDS = 3
@@ -44,7 +44,10 @@ def mark(grader: Grader, asked: Question, answer: Answer | None, worth: float, s
         number = _number(number_of(answer.expression, answer.cell))
     if number is None and not _may_be_formula(answer):
         names = ", ".join(asked.draw)
-        return result("not_answered", f"It is answered with a number, or with a formula: lambda {names}: ... This is neither.")
+        told = f"It is answered with a number, or with a formula: lambda {names}: ... This is neither."
+        if isinstance(answer.value, str) and (point := has_decimal_comma(answer.value)):
+            told = f"A number has a point, and a comma between thousands: {point}?"
+        return result("not_answered", told)
     if number is None:
         right = _formula_is_right(grader, asked, answer)
         return result("right" if right else "wrong", "" if right else "The formula does not give the right numbers.")
@@ -67,10 +70,7 @@ def _choice(asked: Question, value: Any) -> str | None:
 
 def _number(value: Any) -> float | None:
     if isinstance(value, str):
-        try:
-            value = float(value.replace(",", "").replace(" ", "")[:40])
-        except ValueError:
-            return None
+        value = written_number(value)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if is_number and math.isfinite(value) else None
 

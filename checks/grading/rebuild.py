@@ -13,6 +13,7 @@ from typing import Any
 
 from checks.exercises import table
 from checks.exercises.evaluate import before_running
+from checks.grading.arithmetic import bound_once
 from checks.grading.records import Incident
 from checks.sandbox.cell import own_source
 from checks.student.ipynb import Cell, Notebook
@@ -171,25 +172,29 @@ def _with_official_check(text: str, exercise: str) -> str:
 
 
 def _calls(text: str) -> list[ast.Call]:
-    """Top-level calls quiz(...) and predict(...) with a question's name."""
+    """Top-level calls quiz(...) and predict(...) that name a question."""
     try:
         body = ast.parse(text).body if len(text) <= MAX_CELL else []
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     calls = [node.value for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
-    return [
-        call
-        for call in calls
-        if isinstance(call.func, ast.Name)
-        and call.func.id in ("quiz", "predict")
-        and call.args
-        and isinstance(call.args[0], ast.Constant)
-        and isinstance(call.args[0].value, str)
-    ]
+    verbs = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("quiz", "predict")]
+    return [call for call in verbs if _asked(call) is not None]
+
+
+def _asked(call: ast.Call) -> str | None:
+    """The question that a call names, by place or by keyword."""
+    given = _given(call, 0, "question")
+    return given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else None
+
+
+def _given(call: ast.Call, place: int, name: str) -> ast.expr | None:
+    by_keyword = [keyword.value for keyword in call.keywords if keyword.arg == name]
+    return next(iter([*call.args[place : place + 1], *by_keyword]), None)
 
 
 def _questions(text: str) -> list[str]:
-    return [str(call.args[0].value) for call in _calls(text) if isinstance(call.args[0], ast.Constant)]
+    return [str(_asked(call)) for call in _calls(text)]
 
 
 def _answers(mine: Notebook) -> dict[str, Answer]:
@@ -197,12 +202,12 @@ def _answers(mine: Notebook) -> dict[str, Answer]:
     found: dict[str, Answer] = {}
     for cell in mine.cells:
         for call in _calls(cell.text):
-            assert isinstance(call.args[0], ast.Constant)
-            given = [*call.args[1:], *(k.value for k in call.keywords if k.arg == "answer")]
-            if not given:
+            given = _given(call, 1, "answer")
+            if given is None:
                 continue
-            answer = Answer(_unparsed(given[0]), cell.text)
-            name = str(call.args[0].value).strip().lower()
+            named = bound_once(cell.text).get(given.id) if isinstance(given, ast.Name) else None
+            answer = Answer(_unparsed(named if isinstance(named, ast.Constant) else given), cell.text)
+            name = str(_asked(call)).strip().lower()
             if not answer.is_open or name not in found:
                 found[name] = answer
     return found
@@ -220,9 +225,10 @@ def _with_answers(text: str, answers: dict[str, Answer]) -> str:
     """The official cell with the student's answers in its calls."""
     lines = text.splitlines()
     for call in reversed(_calls(text)):
-        assert isinstance(call.func, ast.Name) and isinstance(call.args[0], ast.Constant)
-        answer = answers.get(str(call.args[0].value))
+        assert isinstance(call.func, ast.Name)
+        name = str(_asked(call))
+        answer = answers.get(name)
         if answer and not answer.is_open:
-            new = f'{call.func.id}("{call.args[0].value!s}", {answer.expression})'
+            new = f'{call.func.id}("{name}", {answer.expression})'
             lines[call.lineno - 1 : call.end_lineno] = new.splitlines()
     return "\n".join(lines)

@@ -28,6 +28,7 @@ _AT_ONCE = 4_000_000
 _KEYS = ("id", "text", "choices", "answer", "draw", "slips", "why")
 _ID = re.compile(r"\d{1,2}\.[pq]\d{1,2}|selftest\.\d{1,2}")
 _TOLERANCE = 0.005  # an answer may be rounded
+_MAX_WRITTEN = 60  # characters of a number
 
 
 class QuizError(ValueError):
@@ -74,6 +75,21 @@ def value(expression: str, numbers: Mapping[str, int]) -> float:
 
 def is_close(given: float, wanted: float) -> bool:
     return math.isclose(given, wanted, rel_tol=_TOLERANCE)
+
+
+def written_number(text: str) -> float | None:
+    """A number that was written as text: "6721", "6,721", " 6 721 ". None for what is none, or may mean another ("3,5")."""
+    if len(text) > _MAX_WRITTEN or has_decimal_comma(text):
+        return None
+    try:
+        return float(text.replace(",", "").replace(" ", ""))
+    except ValueError:
+        return None
+
+
+def has_decimal_comma(text: str) -> str | None:
+    """How "3,5" is to be written if it means three and a half; None for what cannot mean that."""
+    return text.strip().replace(",", ".") if re.fullmatch(r"\s*-?\d{1,40},\d{1,2}\s*", text) else None
 
 
 # ------------------------------------------------------------------------------------------------------- reading a file

@@ -16,7 +16,7 @@ from checks.exercises.words import wrapped
 from checks.student.failure import CheckFailed
 from checks.student.home import changing_progress, read_progress, student_id
 from checks.student.notebook import current_shell
-from checks.student.questions import Question, is_close, questions, value
+from checks.student.questions import Question, has_decimal_comma, is_close, questions, value, written_number
 
 OPEN = "?"  # what stands in a lab where the answer goes
 
@@ -78,13 +78,12 @@ def _choice(asked: Question, answer: Any) -> str:
 def _number(asked: Question, answer: Any) -> float:
     """An answer as a number: 6721, "6721", "6,721", a NumPy or torch scalar."""
     given = answer
-    with contextlib.suppress(ValueError, RuntimeError):  # no number, and no tensor of one
-        if isinstance(answer, str) and re.fullmatch(r"\s*-?\d+,\d{1,2}\s*", answer):
-            point = answer.strip().replace(",", ".")
+    if isinstance(answer, str):
+        if point := has_decimal_comma(answer):
             raise CheckFailed(f"{asked.id}: is {answer.strip()!r} meant as {point}? Decimals take a point, thousands a comma.")
-        if isinstance(answer, str):
-            given = float(answer.replace(",", "").replace(" ", ""))
-        elif hasattr(answer, "item"):
+        given = written_number(answer)
+    elif hasattr(answer, "item"):
+        with contextlib.suppress(ValueError, RuntimeError):  # no tensor of one number
             given = answer.item()
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not abs(given) < 1e300:  # NaN is not less, either
         names = ", ".join(asked.draw)

@@ -15,7 +15,7 @@ from checks.grading.rebuild import Answer, rebuild
 from checks.grading.records import QuizResult
 from checks.grading.trees import Trees
 from checks.student.ipynb import parse_notebook
-from checks.student.questions import QUIZZES, Question, may_be_right, read_questions, value
+from checks.student.questions import QUIZZES, Question, may_be_right, read_questions, value, written_number
 from checks.student.quiz import find_question
 from tests.grading import mangled
 
@@ -67,6 +67,24 @@ def test_a_name_that_the_cell_gives_a_number_is_that_number() -> None:
     grader = Grader(Trees(Path("nowhere")), "secret")
     assert mark(grader, asked, Answer("waste", cell), 0.5, "somebody").status == "right"
     assert number_of("waste", cell.replace("quiz", "waste += 1\nquiz")) is None  # changed since
+
+
+@pytest.mark.parametrize(
+    "call", ["quiz(question='4.q1', answer='b')", "mine = 'b'\nquiz('4.q1', mine)", "quiz('4.q1', answer='b')"]
+)
+def test_an_answer_by_keyword_or_through_a_name_is_read(call: str) -> None:
+    lab, raw = official("04"), json.loads(next(mangled.ROOT.glob("labs/04_*.ipynb")).read_text(encoding="utf-8"))
+    cell = next(cell for cell in raw["cells"] if 'quiz("4.q1"' in "".join(cell["source"]))
+    cell["source"] = [call]
+    rebuilt = rebuild(lab, parse_notebook(Path("x.ipynb"), json.dumps(raw)))
+    assert rebuilt.answers["4.q1"].value == "b"
+    assert any("quiz(\"4.q1\", 'b')" in "".join(cell["source"]) for cell in rebuilt.raw["cells"])
+
+
+def test_a_decimal_comma_is_read_by_neither_the_lab_nor_grading() -> None:
+    result = marked("4.q4", '"3,5"', "somebody")
+    assert (result.status, result.message) == ("not_answered", "A number has a point, and a comma between thousands: 3.5?")
+    assert written_number("3,5") is None and written_number("3,500") == 3500 and written_number(" 6 721") == 6721
 
 
 @pytest.mark.parametrize(
