@@ -84,14 +84,16 @@ def judge_softmax(case: Case, output: Any) -> Verdict:
     return RIGHT
 
 
-def _softmax(case: Case, shrink_total: bool = True, shrink_sum: bool = True, divide: bool = True) -> torch.Tensor:
+def _softmax(
+    case: Case, shrink_total: bool = True, shrink_sum: bool = True, divide: bool = True, base_of_exp: float = math.e
+) -> torch.Tensor:
     """By the definition, or with a step of the running version left out."""
     best, total, summed = -INF, 0.0, torch.zeros(case["D"], dtype=torch.float64)
     for scores, values in zip(*softmax_tiles(case), strict=True):
         new = max(best, float(scores.max()))
         base = 0.0 if new == -INF else new
-        weights = (scores.double() - base).exp()
-        shrink = math.exp(best - base)
+        weights = base_of_exp ** (scores.double() - base)
+        shrink = base_of_exp ** (best - base)
         total = total * (shrink if shrink_total else 1) + float(weights.sum())
         summed = summed * (shrink if shrink_sum else 1) + weights @ values.double()
         best = new
@@ -132,6 +134,9 @@ def _softmax_reason(case: Case, found: torch.Tensor) -> str:
             "The tiles' weights are relative to different bests: shrink total and weighted sum when best grows.",
         ),
     ]
+    ways.append((_softmax(case, base_of_exp=2.0), "That is with powers of 2. Softmax takes powers of e: torch.exp."))
+    if bool((found == 0).all()):
+        ways.append((found, "Zeros: all weights are 0, or a NaN was turned into 0. A NaN says that -inf was taken from -inf."))
     tiles, values = softmax_tiles(case)
     last = tiles[-1].softmax(0).double() @ values[-1].double()
     told = (
@@ -321,9 +326,12 @@ def _walk(
     parts: tuple[int, int] = (0, 1),
     hidden: float = -INF,
     first: int | None = None,
+    stop: int | None = None,
     only_last: bool = False,
     base: float = 2.0,
+    base_of_shrink: float | None = None,
     step: int | None = None,
+    upright: bool = False,
 ) -> Found:
     """One row's walk in float64, tile by tile, rightly, or with one thing done otherwise."""
     size, position, window = case["BLOCK_SIZE"], case["row_positions"][row], case["window"] or 1 << 30
@@ -334,16 +342,17 @@ def _walk(
     factor = scale * case["HEAD_DIM"] ** -0.5 * math.log2(math.e)
     summed, best, total = torch.zeros(case["D"], dtype=torch.float64), -INF, 0.0
     width: int = case["TILE"]
-    for start in range(case["first"] if first is None else first, case["stop"], step or width):
-        tile = range(start, min(start + width, case["stop"]))
+    first, stop = case["first"] if first is None else first, stop or case["stop"]
+    for start in range(first, stop, step or width):
+        tile = range(start, min(start + width, stop))
         slots = [min(slot(p), len(keys) - 1) for p in tile]
-        scores = (keys[slots] @ query) * factor
+        scores = (_not_transposed(keys[slots], width) if upright else keys[slots]) @ query * factor
         scores = torch.where(torch.tensor([visible(p) for p in tile]), scores, torch.tensor(hidden, dtype=torch.float64))
         beyond = width - len(tile) if hidden == 0.0 else 0  # of a tile that reaches beyond the walk, with values of 0
         new = max(best, float(scores.max()), 0.0 if beyond else -INF)
         reference = 0.0 if new == -INF else new
         weights = base ** (scores - reference)
-        shrunk = base ** (best - reference)
+        shrunk = (base_of_shrink or base) ** (best - reference)
         if only_last:
             summed, total = torch.zeros_like(summed), 0.0
         total = total * (shrunk if shrink[0] else 1.0) + float(weights.sum()) + beyond * base ** (0.0 - reference)
@@ -351,6 +360,13 @@ def _walk(
         summed[: case["HEAD_DIM"]] += weights @ values[slots]
         best = new
     return summed, best, total
+
+
+def _not_transposed(keys: torch.Tensor, width: int) -> torch.Tensor:
+    """A tile of keys [K, width] as a product without tl.trans sees it: dimensions for positions."""
+    tile = torch.zeros(width, width, dtype=keys.dtype)
+    tile[: len(keys), : keys.shape[1]] = keys
+    return tile.T[: len(keys), : keys.shape[1]]
 
 
 def _other_walks(case: Case, inputs: dict[str, torch.Tensor], row: int) -> Iterator[tuple[Found, str]]:
@@ -364,8 +380,11 @@ def _other_walks(case: Case, inputs: dict[str, torch.Tensor], row: int) -> Itera
     right = walk()
     divided = right[0] / (right[2] or 1.0), right[1], right[2]
     yield divided, "sum_RD is divided already. Return it as it is: decode_kernel divides, and split parts must not."
+    yield (right[0], right[2], right[1]), "best_R and total_R changed places: return sum_RD, best_R, total_R."
     yield walk(first=0), "That is the walk from position 0: it begins at `first`."
     yield walk(scale=1 / (case["HEAD_DIM"] ** -0.5 * math.log2(math.e))), "The scores are not multiplied with scale_log2."
+    yield walk(scale=case["HEAD_DIM"] ** -0.5 * math.log2(math.e)), "The scores are multiplied with scale_log2 twice."
+    yield walk(base_of_shrink=math.e), "Weights are powers of 2, so shrink_R is one, too: tl.exp2(best_R - the new best)."
     yield walk(base=math.e), "scale_log2 holds log2(e) already: the exponential is tl.exp2, not tl.exp."
     yield walk(shrink=(True, False)), "When best_R grows, sum_RD must shrink with it: sum_RD * shrink_R[:, None]."
     yield walk(shrink=(False, True)), "When best_R grows, total_R must shrink with it: total_R * shrink_R."
@@ -374,6 +393,7 @@ def _other_walks(case: Case, inputs: dict[str, torch.Tensor], row: int) -> Itera
     yield walk(slot=lambda p: p), "That reads the cache from its start: load the block from the table."
     yield walk(slot=lambda p: table[0] * size + p), "That reads on behind the first block. The next block can be anywhere."
     yield walk(slot=lambda p: table[p // size]), "That is block_ids alone. Each block has BLOCK_SIZE rows."
+    yield from _walks_by_tiles(case, walk)
     if first % size:
         told = f"`first` is {first} here, in the middle of a block (BLOCK_SIZE={size}): "
         yield walk(first=first // size * size), told + "the walk begins there, not at the block's first position."
@@ -402,6 +422,38 @@ def _other_walks(case: Case, inputs: dict[str, torch.Tensor], row: int) -> Itera
         f"One position too many: a window of {case['window']} holds {case['window']} positions, the row's own included.",
     )
     yield walk(hidden=0.0), "A hidden score is -inf, not 0: 2 ** 0 is a weight like any other."
+
+
+def _walks_by_tiles(case: Case, walk: Callable[..., Found]) -> Iterator[tuple[Found, str]]:
+    """What becomes of a walk that takes tiles for blocks, or one tile for all."""
+    table, size, width, first = case["block_table"], case["BLOCK_SIZE"], case["TILE"], case["first"]
+    entry = "A position's block is entry position // BLOCK_SIZE of the table, its row in it position % BLOCK_SIZE"
+    yield walk(slot=lambda p: table[p // width] * size + p % size), f"{entry}. TILE has no say in it: a tile is no block."
+    yield walk(slot=lambda p: table[p // size] * size + p % width), f"{entry}. TILE has no say in it: a tile is no block."
+    yield (
+        walk(slot=lambda p: table[p // size] * width + p % size),
+        "A block has BLOCK_SIZE rows, not TILE: block_ids * BLOCK_SIZE.",
+    )
+    if case["stop"] - first > width:
+        position, window = case["row_positions"][0], case["window"] or 1 << 30
+        for origin in {first, 0}:
+
+            def again(p: int, origin: int = origin) -> int:
+                return origin + (p - first) % width
+
+            last = first + -(-(case["stop"] - first) // width) * width
+            same = walk(
+                slot=lambda p: table[again(p) // size] * size + again(p) % size,
+                visible=lambda p: again(p) <= position and position - again(p) < window,
+                stop=last,
+            )
+            yield same, "Each round takes the first tile again: positions are start + tl.arange(0, TILE)."
+    if width == case["D"] == case["HEAD_DIM"]:
+        told = "Those are products with the keys' columns: keys [K, D] are to be turned, tl.dot(q_RD, tl.trans(k_KD))."
+        yield walk(upright=True), told
+    if case["window"]:
+        told = "A row's distance is counted from its own position, row_positions, not from `stop`."
+        yield walk(visible=lambda p: case["stop"] - p < case["window"]), told
 
 
 def _same(case: Case, found: Found, wanted: Found) -> bool:

@@ -96,6 +96,7 @@ _SHAPES = (
 _EXPLAINED = {
     "must have type `constexpr": f"{_SHAPES}; not what was loaded, computed, or given as n",
     "must be of type tl.constexpr": f"{_SHAPES}; not what was loaded, computed, or given as n",
+    "operands must be same dtype": "tl.dot takes two of one type: weights_RK.to(v_KD.dtype)",
     "must be a power of 2": f"{_SHAPES}, and powers of two: take the constexpr that is one (BLOCK, TILE, D, P), and mask",
 }
 
@@ -260,7 +261,10 @@ def run_softmax(module: ModuleType, case: Case) -> dict[str, Any]:
     first, second = one_by_one(scores), one_by_one(values)
     try:
         returned = module.online_softmax(first, second)
-    except Exception:
+    except Exception as error:
+        if "'generator' object" in str(error) or "of type 'generator'" in str(error):  # scores[0], len(scores)
+            error.args = (f"{error}. Tiles come one after another, as in a kernel: for s, v in zip(scores, values).",)
+            raise
         if len(alive) != len(scores):  # not because all scores, and no values, have been taken
             raise
         returned = None

@@ -175,6 +175,10 @@ def _judge_sent(case: Case, output: Any, wanted: list[float]) -> Verdict | None:
             return Verdict("wrong calls", f"Request {i} was sent {output['times_asked'][i]} times.")
         if got > at + CLOSE:
             told = f"Request {i} was due after {due:g} s and was sent after {got:g} s."
+            if len(case["arrivals"]) < MANY and math.isclose(got, sum(case["arrivals"][: i + 1])):
+                return Verdict(
+                    "wrong value", f"{told} Arrivals are seconds since the start, not pauses to be slept one by one."
+                )
             if (under_way := sum(sent <= at < times[-1] for sent, times in ends[:i] if times)) >= FEW:
                 told += f" {under_way} were under way, and it waited until one of them had ended: is there a limit on requests"
                 told += " at a time (a semaphore, a pool, batches)? How many are computed at once is the server's choice. A"

@@ -232,7 +232,9 @@ def run_loop(module: ModuleType, case: Case) -> dict[str, Any]:
             clock.now += case["busy"].get(str(i), 0.0)
             for k, pause in enumerate(case["pauses"][i]):
                 if pause is None:
-                    raise ConnectionError("the server hung up")
+                    raise ConnectionError(
+                        "the server hung up. (One request's error: it keeps the times that it has, and the others go on.)"
+                    )
                 await asyncio.sleep(pause)
                 yield f"token {k}"
 
@@ -267,7 +269,12 @@ def _plain(value: Any) -> Any:
 
 def run_measure(module: ModuleType, case: Case) -> dict[str, Any]:
     requests = [(due, list(times)) for due, times in case["requests"]]
-    returned = module.measure(requests, case["max_ttft"], case["max_tpot"])
+    try:
+        returned = module.measure(requests, case["max_ttft"], case["max_tpot"])
+    except (IndexError, ZeroDivisionError) as error:
+        if not all(times for _, times in requests):
+            error.args = (f"{error}. A request that failed before its first token has no times.",)
+        raise
     changed = requests != [(due, list(times)) for due, times in case["requests"]]
     if isinstance(returned, dict):
         returned = {str(key): _plain(value) for key, value in returned.items()}

@@ -1,4 +1,4 @@
-# expect: should return
+# expect: It is filled up behind the tokens that count.
 import torch
 
 

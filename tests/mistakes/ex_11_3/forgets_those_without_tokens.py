@@ -1,4 +1,4 @@
-# expect: IndexError|list index out of range
+# expect: A request that failed before its first token has no times.
 import asyncio
 import time
 from itertools import pairwise

@@ -1,4 +1,4 @@
-# expect: was due after
+# expect: not pauses to be slept one by one
 import asyncio
 import time
 from itertools import pairwise
