@@ -426,7 +426,10 @@ def _other_walks(case: Case, inputs: dict[str, torch.Tensor], row: int) -> Itera
 
 def _walks_by_tiles(case: Case, walk: Callable[..., Found]) -> Iterator[tuple[Found, str]]:
     """What becomes of a walk that takes tiles for blocks, or one tile for all."""
-    table, size, width, first = case["block_table"], case["BLOCK_SIZE"], case["TILE"], case["first"]
+    table: list[int] = case["block_table"]
+    size: int = case["BLOCK_SIZE"]
+    width: int = case["TILE"]
+    first: int = case["first"]
     entry = "A position's block is entry position // BLOCK_SIZE of the table, its row in it position % BLOCK_SIZE"
     yield walk(slot=lambda p: table[p // width] * size + p % size), f"{entry}. TILE has no say in it: a tile is no block."
     yield walk(slot=lambda p: table[p // size] * size + p % width), f"{entry}. TILE has no say in it: a tile is no block."
