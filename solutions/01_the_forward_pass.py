@@ -41,9 +41,8 @@ from minivllm.models.rope import rotary_table
 from minivllm.sim.hardware import best_time, count_work
 
 lab = start("01", model="smollm2-135m")
-decoder = (
-    lab.load_decoder().float()
-)  # float32, so that what you compare today differs by rounding only
+# float32, so that what you compare today differs by rounding only
+decoder = lab.load_decoder().float()
 config, tokenizer = decoder.config, lab.load_tokenizer()
 
 # %% [markdown] id="objectives"
@@ -372,9 +371,8 @@ show_diff("models/decoder.py")
 
 # %% id="experiment-count"
 need("1.2", "1.3")
-LAYERS = [
-    decoder.layer_weights(number) for number in range(0, config.num_layers, 4)
-]  # every fourth stands for all
+# every fourth layer stands for all
+LAYERS = [decoder.layer_weights(number) for number in range(0, config.num_layers, 4)]
 PARTS = ("layers' matrices", "attention", "logits")
 
 
@@ -430,9 +428,8 @@ with torch.inference_mode():
 # %% id="experiment-count-plot"
 recall("1.p1")
 per_token = counted[1]["operations"]["layers' matrices"]
-per_pair = (
-    4 * config.num_layers * config.num_heads * config.head_dim
-)  # of tokens: q k, then the sum; multiply and add
+# of tokens: q k, then the sum; multiply and add
+per_pair = 4 * config.num_layers * config.num_heads * config.head_dim
 crossing = per_token / per_pair
 print(f"\nAttention does as many operations as the layers' matrices at {crossing:,.0f} tokens.")
 

@@ -384,9 +384,8 @@ def generate_static_batch(prompts, num_new):
     cache = new_cache(token_ids.shape[1] + num_new, batch_size=len(prompts))
     newest, columns = token_ids, []
     for _ in range(num_new):
-        newest = forward_batch_with_cache(decoder, newest, positions, mask, cache).argmax(
-            -1, keepdim=True
-        )  # [B, 1]
+        logits = forward_batch_with_cache(decoder, newest, positions, mask, cache)
+        newest = logits.argmax(-1, keepdim=True)  # [B, 1]
         columns.append(newest)
         positions = positions[:, -1:] + 1
         mask = torch.cat([mask, torch.ones_like(newest, dtype=torch.bool)], dim=1)

@@ -297,9 +297,8 @@ class KVCacheManager:
         # BEGIN SOLUTION
         blocks = self.req_to_blocks.get(request.request_id, [])
         num_slots = request.num_computed_tokens + num_new_tokens
-        num_new_blocks = max(
-            0, -(-num_slots // self.block_size) - len(blocks)
-        )  # -(-a // b) rounds up
+        num_blocks = -(-num_slots // self.block_size)  # -(-a // b) rounds up
+        num_new_blocks = max(0, num_blocks - len(blocks))
         if num_new_blocks > self.block_pool.num_free_blocks:
             return None
         new_blocks = self.block_pool.allocate(num_new_blocks)
@@ -443,9 +442,8 @@ def paged_decode(q, kv_cache, block_tables, seq_lens):
     # BEGIN SOLUTION
     _, H, D = q.shape
     num_kv_heads = kv_cache.shape[3]
-    k, v = (
-        kv_cache[:, block_tables.long()].flatten(2, 3).float()
-    )  # each [B, S, num_kv_heads, D], S = M * block_size
+    # each [B, S, num_kv_heads, D], S = M * block_size
+    k, v = kv_cache[:, block_tables.long()].flatten(2, 3).float()
     there = torch.arange(k.shape[1], device=q.device) < seq_lens[:, None]  # [B, S]
     k, v = (x.repeat_interleave(H // num_kv_heads, dim=2) for x in (k, v))
 
@@ -554,9 +552,8 @@ def serve_paged(asked, steps, block_size):
             running.remove((request, end))
         for request, end in list(running):
             while (request, end) in running and not give_slots(manager, request, 1):
-                newest, its_end = (
-                    running.pop()
-                )  # no block is free: the newest request has to give way (Lab 05)
+                # no block is free: the newest request has to give way (Lab 05)
+                newest, its_end = running.pop()
                 manager.free(newest)
                 waiting.insert(
                     0, (new_request(newest.request_id, newest.num_computed_tokens), its_end)
@@ -685,9 +682,8 @@ need("4.1", "4.2")
 rows, milliseconds = {}, read_milliseconds(sizes)
 for size in sizes:
     _, history = serve_paged(asked, steps=300, block_size=size)
-    requests, tokens, slots = (
-        statistics.mean(column) for column in zip(*history[150:])
-    )  # the pool is full by then
+    full = history[150:]  # the pool is full by then
+    requests, tokens, slots = (statistics.mean(column) for column in zip(*full))
     rows[size] = {
         "empty": 100 * (1 - tokens / slots),
         "requests": requests,

@@ -384,9 +384,8 @@ for step in trace.steps:
 # not say that it can cut prompts (`chunking`) is not asked to. (After Lab 06, `use("scheduler", "5.3")` brings today's back.)
 
 # %% id="plug-in-run"
-logging.getLogger("minivllm").handlers = [
-    logging.StreamHandler(sys.stdout)
-]  # one, also if this cell runs twice
+# one handler, also if this cell runs twice
+logging.getLogger("minivllm").handlers = [logging.StreamHandler(sys.stdout)]
 logging.getLogger("minivllm").setLevel(logging.INFO)
 
 print("\n".join(line for line in mine.describe().splitlines() if line.split()[0] in mine))

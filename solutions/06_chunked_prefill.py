@@ -363,9 +363,8 @@ for name, array in zip(("query_start_loc", "seq_lens", "positions", "slots"), ar
 # must not change by that.
 
 # %% id="plug-in-run"
-logging.getLogger("minivllm").handlers = [
-    logging.StreamHandler(sys.stdout)
-]  # one, also if this cell runs twice
+# one handler, also if this cell runs twice
+logging.getLogger("minivllm").handlers = [logging.StreamHandler(sys.stdout)]
 logging.getLogger("minivllm").setLevel(logging.WARNING)
 
 mine = components()

@@ -35,6 +35,7 @@ from checks.authoring.source import (
 from checks.authoring.validate import problems_of
 from checks.cloud import first_cell
 from checks.exercises import check_of, find
+from checks.student.calls import question_calls
 from checks.student.home import write_atomically
 from checks.student.quiz import OPEN, as_markdown, find_question
 
@@ -76,7 +77,7 @@ def _cell(source: Source, cell: Cell, kind: str) -> NotebookNode:
     if cell.exercise:
         metadata["minivllm"] = {"exercise": cell.exercise}
         metadata["deletable"] = False
-    elif answered := [call.args[0].value for call in _question_calls(cell.text)]:  # type: ignore[attr-defined]
+    elif answered := [call.question for call in question_calls(cell.text)]:
         metadata["minivllm"] = {"questions": answered}
     if kind == "solution":
         if cell.tags:
@@ -86,21 +87,11 @@ def _cell(source: Source, cell: Cell, kind: str) -> NotebookNode:
     return nbformat.v4.new_code_cell(_without_question_answers(text), id=cell.id, metadata=metadata)
 
 
-def _question_calls(text: str) -> list[ast.Call]:
-    """The cell's top-level calls quiz("...", answer) and predict("...", answer)."""
-    calls = [node.value for node in ast.parse(text).body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
-    return [
-        call
-        for call in calls
-        if isinstance(call.func, ast.Name) and call.func.id in ("quiz", "predict") and isinstance(call.args[0], ast.Constant)
-    ]
-
-
 def _without_question_answers(text: str) -> str:
     lines = text.splitlines()
-    for call in reversed(_question_calls(text)):
-        assert isinstance(call.func, ast.Name) and isinstance(call.args[0], ast.Constant)
-        lines[call.lineno - 1 : call.end_lineno] = [f'{call.func.id}("{call.args[0].value!s}", "{OPEN}")']
+    for call in reversed(question_calls(text)):
+        first, last = call.lines
+        lines[first - 1 : last] = [f'{call.verb}("{call.question}", "{OPEN}")']
     return "\n".join(lines)
 
 
@@ -153,7 +144,7 @@ def _exercise_line(exercise: str) -> str:
 
 
 def write(source: Source, *, execute: bool) -> list[Path]:
-    """Build and write both notebooks; outputs of cells that did not change are kept. Raises SourceError naming what a lab
+    """Build and write both notebooks; outputs of cells whose code did not change are kept. Raises SourceError naming what a lab
     lacks."""
     solution, lab = build(source)
     if problems := problems_of(source, solution, lab):
@@ -209,14 +200,21 @@ def _own_paths() -> set[str]:
 
 
 def keep_outputs(notebook: NotebookNode, path: Path) -> None:
-    """Take the outputs of unchanged cells over from the file that is there."""
+    """Take the outputs of cells whose code did not change (comments may) over from the file that is there."""
     if not path.is_file():
         return
     before = {cell.get("id"): cell for cell in nbformat.read(path, as_version=4).cells}
     for cell in notebook.cells:
         old = before.get(cell.id)
-        if cell.cell_type == "code" and old is not None and old.get("source") == cell.source:
+        if cell.cell_type == "code" and old is not None and _same_code(old.get("source", ""), cell.source):
             cell.outputs, cell.execution_count = old.get("outputs", []), old.get("execution_count")
+
+
+def _same_code(old: str, new: str) -> bool:
+    try:
+        return old == new or ast.dump(ast.parse(old)) == ast.dump(ast.parse(new))
+    except SyntaxError:  # a line of IPython's
+        return False
 
 
 def stale(source: Source) -> list[str]:

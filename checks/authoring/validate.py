@@ -26,7 +26,7 @@ def problems_of(source: Source, solution: NotebookNode, lab: NotebookNode) -> li
     """Everything that keeps a lab from being handed out; empty if it is fine."""
     found = [
         *_header(source), *_parts(source), *_exercises(source), *_questions(source), *_figures(source), *_size(lab),
-        *_leaks(source, solution, lab),
+        *_leaks(solution, lab),
     ]  # fmt: skip
     return [f"{source.path.name}: {problem}" for problem in found]
 
@@ -146,7 +146,7 @@ def _size(lab: NotebookNode) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------------------------- leaks
 
 
-def _leaks(source: Source, solution: NotebookNode, lab: NotebookNode) -> Iterator[str]:
+def _leaks(solution: NotebookNode, lab: NotebookNode) -> Iterator[str]:
     """Answers that can be read in the lab: a body that is no stub, or statements of an answer anywhere else, text included."""
     answers: dict[str, tuple[str, set[str]]] = {}
     for given, blank in zip(solution.cells, lab.cells, strict=True):

@@ -8,12 +8,12 @@ import ast
 import contextlib
 import math
 import operator
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from checks.student.calls import bound_once
+
 _MAX_NODES = 200
-_MAX_CELL = 20_000  # characters
 _MOST = 1e300
 _MAX_POWER = 64
 _MAX_PLACES = 20  # of round: 10 ** -places is computed
@@ -49,22 +49,6 @@ def number_of(expression: str, cell: str = "") -> float | None:
         return _value(ast.parse(expression, mode="eval").body, _known(cell))
     except (_NoNumber, SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError):
         return None
-
-
-def bound_once(cell: str) -> dict[str, ast.expr]:
-    """The names that a cell binds once, at its top, and to what, in order. None of a cell that does not parse, or is huge."""
-    try:
-        tree = ast.parse(cell) if len(cell) <= _MAX_CELL else ast.Module([], [])
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    times = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
-    bound = {}
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if times[name] == 1:
-                bound[name] = node.value
-    return bound
 
 
 def _known(cell: str) -> dict[str, float]:

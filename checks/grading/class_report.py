@@ -11,12 +11,11 @@ from collections import Counter, defaultdict
 from checks.grading.book import Book, Column, Student
 from checks.grading.charts import Split, bins_of, histogram, stacked
 from checks.grading.pages import block, page, table, text
-from checks.grading.records import ExerciseResult
+from checks.grading.records import OPEN, ExerciseResult
 from checks.grading.tables import number
 from checks.grading.words import INCIDENTS, KINDS, STATUS, UNKNOWN_STATUS, for_the_class, hidden_words
 
 COMMONEST = 12
-_OPEN = ("not_attempted", "missing", "not_answered")
 
 
 def class_report(book: Book) -> str:
@@ -92,7 +91,7 @@ def _split(column: Column, students: list[Student]) -> Split:
 
 def _kind(student: Student, column: Column) -> str:
     result = student.results.get(column.item)
-    if result is None or result.status in _OPEN:
+    if result is None or result.status in OPEN:
         return "open"
     return "right" if result.status in ("passed", "right", "answered") else "wrong"
 
@@ -118,7 +117,7 @@ def _commonest(book: Book) -> str:
     groups: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for student in book.students:
         for result in student.results.values():
-            if isinstance(result, ExerciseResult) and result.status not in (*_OPEN, "passed"):
+            if isinstance(result, ExerciseResult) and result.status not in (*OPEN, "passed"):
                 word = STATUS.get(result.status, UNKNOWN_STATUS)[1].partition(" ")[2]
                 message = for_the_class(result.category, result.message).strip() or hidden_words(result.hidden) or word
                 groups[result.exercise, re.sub(r"\d+", "#", message), KINDS.get(result.category, "")][message] += 1

@@ -6,11 +6,10 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 from checks.grading.book import Book, Column, Override, Student
-from checks.grading.records import ExerciseResult, Submission
+from checks.grading.records import OPEN, ExerciseResult, Submission
 from checks.grading.tables import number, visible
 from checks.grading.words import STATUS, UNKNOWN_STATUS, cell_words, hidden_words
 
-_OPEN = ("not_attempted", "missing", "not_answered")
 
 
 def junit(book: Book) -> str:
@@ -68,7 +67,7 @@ def _case(suite: ET.Element, student: Student, column: Column) -> str:
     word = STATUS.get(status, UNKNOWN_STATUS)[1].partition(" ")[2]
     if status in ("passed", "right", "answered"):
         return "passed"
-    kind = "error" if status == "error" else "skipped" if status in _OPEN else "failure"
+    kind = "error" if status == "error" else "skipped" if status in OPEN else "failure"
     told = ET.SubElement(case, kind, message=word)
     if kind != "skipped" and result is not None:
         told.set("type", status)

@@ -20,7 +20,7 @@ from checks.authoring.source import ROOT
 from checks.grading.isolation import has_namespaces
 from checks.grading.one import Task, official, rebuilt_text
 from checks.grading.points import Grader
-from checks.grading.records import CellResult
+from checks.grading.records import CellResult, CellStatus
 from checks.sandbox.folders import hold
 from checks.sandbox.jail import HOME, Jail, python_folders
 from checks.sandbox.sandbox import HAS_FORK, WALLS
@@ -47,7 +47,7 @@ def run_cells(grader: Grader, task: Task) -> tuple[CellResult, ...]:
     return tuple(_cell(cell, told.get(number)) for number, cell in enumerate(cells))
 
 
-def _cell(cell: dict[str, object], told: tuple[str, str] | None) -> CellResult:
+def _cell(cell: dict[str, object], told: tuple[CellStatus, str] | None) -> CellResult:
     metadata = cell.get("metadata")
     own = metadata.get("minivllm", {}) if isinstance(metadata, dict) else {}
     status, category = told or ("not_run", "the notebook did not come this far")
@@ -128,7 +128,7 @@ def _environment(course: str, home: str, where: str) -> dict[str, str]:
     }
 
 
-def _read(path: Path) -> dict[int, tuple[str, str]]:
+def _read(path: Path) -> dict[int, tuple[CellStatus, str]]:
     """(status, category) by the number of the code cell. The file comes from where the student's code ran: it is read as what
     it may be."""
     try:
@@ -144,7 +144,7 @@ def _read(path: Path) -> dict[int, tuple[str, str]]:
     return found
 
 
-def _status(case: ET.Element) -> tuple[str, str]:
+def _status(case: ET.Element) -> tuple[CellStatus, str]:
     if case.find("skipped") is not None:
         return "skipped", ""
     failure = case.find("failure") if case.find("failure") is not None else case.find("error")

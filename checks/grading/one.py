@@ -28,7 +28,7 @@ class Task:
 
     found: Found
     lab: str
-    isolation: str
+    isolation: Isolation
     student_id: str | None = None
     notes: tuple[Incident, ...] = ()
     only: str | None = None
@@ -147,7 +147,7 @@ def _unreadable(task: Task, why: str) -> Submission:
     return _without_points(task, "missing", f"The file could not be read: {why}.", told)
 
 
-def _without_points(task: Task, status: str, message: str, incident: Incident) -> Submission:
+def _without_points(task: Task, status: ExerciseStatus, message: str, incident: Incident) -> Submission:
     """No points, and the same maximum as for everybody."""
     points = worth(task.lab) if task.lab else {}
     rows = exercises_of(task.lab) if task.lab else []

@@ -20,7 +20,7 @@ from checks.exercises.evaluate import Grading, Report, evaluate
 from checks.grading.copying import is_the_reference, remark, takes_the_answer
 from checks.grading.isolation import forbidden, jail_for, tree_path
 from checks.grading.rebuild import MAX_CELL, is_stub_text
-from checks.grading.records import ExerciseResult, Incident
+from checks.grading.records import ExerciseResult, ExerciseStatus, Incident
 from checks.grading.trees import Trees
 from checks.sandbox.sandbox import Unavailable, close_server
 from checks.sandbox.withheld import WORDS
@@ -30,7 +30,7 @@ HIDDEN_ROUNDS = 2  # seeds
 HIDDEN_SCALE = 3  # where the cases of an exercise can be made larger
 # Where they cannot: numbers in and a number out, or one fixed situation. There hidden cases are others of the same size.
 WITHOUT_SIZE = ("0.0", "0.1", "0.2", "3.4", "5.2", "6.1", "9.1", "10.1", "10.4")
-_ENDS = {"time": "time_limit", "memory": "memory_limit", "output": "output_limit", "exit": "crashed"}
+_ENDS: dict[str, ExerciseStatus] = {"time": "time_limit", "memory": "memory_limit", "output": "output_limit", "exit": "crashed"}
 _HIDDEN = {
     "time": "hidden tests: too slow, or it never ended",
     "memory": "hidden tests: too much memory",
@@ -106,7 +106,7 @@ class Grader:
             return evaluate(row, source, grading=grading)
 
 
-def _status(report: Report) -> str:
+def _status(report: Report) -> ExerciseStatus:
     category = report.verdict.category
     if report.withheld or (not report.passed and WORDS in report.verdict.message):
         return "copied"

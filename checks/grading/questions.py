@@ -17,7 +17,7 @@ from checks.grading.arithmetic import number_of
 from checks.grading.isolation import jail_for
 from checks.grading.points import Grader
 from checks.grading.rebuild import Answer
-from checks.grading.records import QuizResult
+from checks.grading.records import QuizResult, QuizStatus
 from checks.sandbox.cell import own_source
 from checks.sandbox.sandbox import Limits, Request, Unavailable, run_in_child
 from checks.student.questions import Question, has_decimal_comma, may_be_right, written_number
@@ -30,7 +30,7 @@ _LIMITS = Limits(cpu_seconds=2, wall_seconds=10, memory_bytes=256 << 20, output_
 def mark(grader: Grader, asked: Question, answer: Answer | None, worth: float, student_id: str | None) -> QuizResult:
     """`student_id` draws the student's numbers; None where it is not known."""
 
-    def result(status: str, message: str = "") -> QuizResult:
+    def result(status: QuizStatus, message: str = "") -> QuizResult:
         return QuizResult(asked.id, worth if status in ("right", "answered") else 0.0, worth, status, message)
 
     if answer is None or answer.is_open:

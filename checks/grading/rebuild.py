@@ -13,9 +13,9 @@ from typing import Any
 
 from checks.exercises import table
 from checks.exercises.evaluate import before_running
-from checks.grading.arithmetic import bound_once
 from checks.grading.records import Incident
 from checks.sandbox.cell import own_source
+from checks.student.calls import question_calls
 from checks.student.ipynb import Cell, Notebook
 from checks.student.quiz import OPEN
 
@@ -71,7 +71,7 @@ def rebuild(official: Notebook, mine: Notebook) -> Rebuilt:
             rebuilt.sources[cell.exercise] = None if chosen is None else _SKIP_COMMENT.sub("#", chosen.text)
             if chosen is not None:
                 text = _with_official_check(_SKIP_COMMENT.sub("#", chosen.text), cell.exercise)
-        elif asked := [name for name in _questions(cell.text) if name in answers]:
+        elif asked := [call.question for call in question_calls(cell.text) if call.question in answers]:
             for name in asked:
                 rebuilt.answers[name] = answers[name]
             text = _with_answers(cell.text, answers)
@@ -171,43 +171,14 @@ def _with_official_check(text: str, exercise: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- questions
 
 
-def _calls(text: str) -> list[ast.Call]:
-    """Top-level calls quiz(...) and predict(...) that name a question."""
-    try:
-        body = ast.parse(text).body if len(text) <= MAX_CELL else []
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    calls = [node.value for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
-    verbs = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("quiz", "predict")]
-    return [call for call in verbs if _asked(call) is not None]
-
-
-def _asked(call: ast.Call) -> str | None:
-    """The question that a call names, by place or by keyword."""
-    given = _given(call, 0, "question")
-    return given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else None
-
-
-def _given(call: ast.Call, place: int, name: str) -> ast.expr | None:
-    by_keyword = [keyword.value for keyword in call.keywords if keyword.arg == name]
-    return next(iter([*call.args[place : place + 1], *by_keyword]), None)
-
-
-def _questions(text: str) -> list[str]:
-    return [str(_asked(call)) for call in _calls(text)]
-
-
 def _answers(mine: Notebook) -> dict[str, Answer]:
     """The student's answer to every question, wherever its call stands; of several, the last that is not open."""
     found: dict[str, Answer] = {}
     for cell in mine.cells:
-        for call in _calls(cell.text):
-            given = _given(call, 1, "answer")
-            if given is None:
+        for call in question_calls(cell.text):
+            if call.answer is None:
                 continue
-            named = bound_once(cell.text).get(given.id) if isinstance(given, ast.Name) else None
-            answer = Answer(_unparsed(named if isinstance(named, ast.Constant) else given), cell.text)
-            name = str(_asked(call)).strip().lower()
+            answer, name = Answer(_unparsed(call.answer), cell.text), call.question.strip().lower()
             if not answer.is_open or name not in found:
                 found[name] = answer
     return found
@@ -224,11 +195,9 @@ def _unparsed(answer: ast.expr) -> str:
 def _with_answers(text: str, answers: dict[str, Answer]) -> str:
     """The official cell with the student's answers in its calls."""
     lines = text.splitlines()
-    for call in reversed(_calls(text)):
-        assert isinstance(call.func, ast.Name)
-        name = str(_asked(call))
-        answer = answers.get(name)
+    for call in reversed(question_calls(text)):
+        answer = answers.get(call.question)
         if answer and not answer.is_open:
-            new = f'{call.func.id}("{name}", {answer.expression})'
-            lines[call.lineno - 1 : call.end_lineno] = new.splitlines()
+            first, last = call.lines
+            lines[first - 1 : last] = f'{call.verb}("{call.question}", {answer.expression})'.splitlines()
     return "\n".join(lines)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-EXERCISE_STATUSES = (
+ExerciseStatus = Literal[
     "passed", "failed", "not_attempted", "missing", "copied", "time_limit", "memory_limit", "output_limit", "crashed", "error",
-)  # fmt: skip
-QUIZ_STATUSES = ("right", "wrong", "not_answered", "answered")
-CELL_STATUSES = ("passed", "failed", "skipped", "not_run")
+]  # fmt: skip
+QuizStatus = Literal["right", "wrong", "not_answered", "answered"]
+CellStatus = Literal["passed", "failed", "skipped", "not_run"]
+Isolation = Literal["container", "namespaces", "not isolated"]
+OPEN = ("not_attempted", "missing", "not_answered")  # the statuses of what nobody answered
 GRADER_ERROR = "grader_error"  # the kind of incident for what is no student's fault
-ISOLATIONS = ("container", "namespaces", "not isolated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class ExerciseResult:
     exercise: str
     points: float
     max_points: float
-    status: str  # one of EXERCISE_STATUSES
+    status: ExerciseStatus
     message: str = ""
     hidden: str = ""
     category: str = ""  # the verdict's: it says whether the message may have words of the student's code in it
@@ -41,7 +42,7 @@ class QuizResult:
     question: str
     points: float
     max_points: float
-    status: str  # one of QUIZ_STATUSES
+    status: QuizStatus
     message: str = ""
 
 
@@ -51,7 +52,7 @@ class CellResult:
 
     cell: str
     exercise: str | None
-    status: str  # one of CELL_STATUSES
+    status: CellStatus
     category: str = ""
 
 
@@ -85,7 +86,7 @@ class Submission:
     quizzes: tuple[QuizResult, ...] = ()
     nbval: tuple[CellResult, ...] = ()
     incidents: tuple[Incident, ...] = ()
-    isolation: str = "not isolated"  # one of ISOLATIONS
+    isolation: Isolation = "not isolated"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"

@@ -7,6 +7,7 @@ What a notebook is, its metadata says ("minivllm": {"lab": "04", ...}); its file
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.exercises import Row, table
-from checks.sandbox.cell import parsed
+from checks.student.calls import question_calls
 
 MAX_BYTES = 50 << 20  # a lab with all its outputs is under one MiB
 _CHECKED = re.compile(r"""^check\(["'](?P<id>\d+\.\d+)["']""", re.MULTILINE)
@@ -115,13 +116,9 @@ def answers_in(notebook: Notebook, row: Row) -> list[str]:
 
 def replies_in(notebook: Notebook) -> Iterator[tuple[str, str, Any]]:
     """(verb, question, answer) of the notebook's calls quiz("4.q1", "c") and predict(...), where the answer is a value as it
-    stands there. A formula is code, and is left to the notebook."""
+    stands there, or has a name there. A formula is code, and is left to the notebook."""
     for cell in notebook.cells:
-        tree = parsed(cell.text) if cell.kind == "code" else None
-        for node in tree.body if tree is not None else ():
-            call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-            if call is None or not isinstance(call.func, ast.Name) or call.func.id not in ("quiz", "predict"):
-                continue
-            values = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
-            if len(values) == 2 and len(call.args) == 2:
-                yield call.func.id, str(values[0]), values[1]
+        for call in question_calls(cell.text) if cell.kind == "code" else ():
+            if call.answer is not None:
+                with contextlib.suppress(ValueError, TypeError, RecursionError, MemoryError):  # code
+                    yield call.verb, call.question, ast.literal_eval(call.answer)

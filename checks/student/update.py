@@ -17,7 +17,7 @@ from typing import Any
 
 from checks.exercises import table
 from checks.exercises.evaluate import before_running
-from checks.sandbox.cell import parsed
+from checks.student.calls import QuestionCall, question_calls
 from checks.student.failure import CheckFailed
 from checks.student.home import ROOT, locked, new_backup, write_atomically
 from checks.student.ipynb import Cell, Notebook, Unreadable, parse_notebook, read_notebook
@@ -101,7 +101,7 @@ def _is_blank(cell: Cell) -> bool:
         verdict = before_running(table()[cell.exercise], cell.text)
         return verdict is not None and verdict.category == "not attempted" and "still to be written" not in verdict.message
     asked = _calls(cell)
-    return bool(asked) and all(len(call.args) < 2 or _is_open(call.args[1]) for call in asked)
+    return bool(asked) and all(call.answer is None or _is_open(call.answer) for call in asked)
 
 
 def _is_open(answer: ast.expr) -> bool:
@@ -110,18 +110,11 @@ def _is_open(answer: ast.expr) -> bool:
 
 def _asked(cell: Cell) -> list[str]:
     """The questions of a cell."""
-    return [str(call.args[0].value) for call in _calls(cell) if isinstance(call.args[0], ast.Constant)]
+    return [call.question for call in _calls(cell)]
 
 
-def _calls(cell: Cell) -> list[ast.Call]:
-    """Its calls quiz(...) and predict(...) at the top level."""
-    tree = parsed(cell.text) if cell.kind == "code" else None
-    calls = [
-        node.value
-        for node in (tree.body if tree is not None else [])
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    ]
-    return [c for c in calls if isinstance(c.func, ast.Name) and c.func.id in ("quiz", "predict") and c.args]
+def _calls(cell: Cell) -> list[QuestionCall]:
+    return question_calls(cell.text) if cell.kind == "code" else []
 
 
 def _with_text(cell: Cell, mine: Cell) -> dict[str, Any]:

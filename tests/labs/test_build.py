@@ -123,6 +123,19 @@ def test_outputs_make_no_file_stale_and_survive_a_build(workshop: Path) -> None:
     assert nbformat.read(path, as_version=4).cells[2].outputs[0].text == "1.2 ms\n"
 
 
+@pytest.mark.parametrize(
+    "before, kept", [("x = 1", True), ("x = (1)  # why", True), ("x = 2", False), ("%time x = 1", False)]
+)
+def test_outputs_are_kept_where_comments_alone_changed(before: str, kept: bool, tmp_path: Path) -> None:
+    cell = nbformat.v4.new_code_cell(before, id="one")
+    cell.outputs = [nbformat.v4.new_output("stream", text="1.2 ms\n")]
+    path = tmp_path / "lab.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1", id="one")])
+    build.keep_outputs(notebook, path)
+    assert bool(notebook.cells[0].outputs) is kept
+
+
 def test_a_file_that_is_missing_or_no_notebook_is_named(workshop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build.main([], check=False, execute=False)
     (workshop / "labs" / "02_naive_generation.ipynb").unlink()

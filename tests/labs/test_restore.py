@@ -175,6 +175,21 @@ def test_predictions_and_answers_come_back_and_formulas_are_left(student: Path, 
     assert "4.q4" not in state["quiz"] and "noted again: 4.p1" in capsys.readouterr().out
 
 
+def test_answers_by_keyword_or_name_come_back_too(student: Path, tmp_path: Path) -> None:
+    raw = json.loads((ROOT / "solutions" / "04_paged_kv.ipynb").read_text(encoding="utf-8"))
+    cells = {cell["id"]: cell for cell in raw["cells"]}
+    for name, source in {
+        "4.q1": "quiz(question='4.q1', answer='c')",
+        "4.q2": "mine = 'a'\nquiz('4.q2', mine)",
+        "4.q3": "quiz('4.q3', input())",
+    }.items():
+        cells[next(i for i, cell in cells.items() if f'quiz("{name}"' in "".join(cell["source"]))]["source"] = source
+    path = tmp_path / "mine.ipynb"
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    main(["restore", "--no-check", str(path)])
+    assert {name: told["answer"] for name, told in read_progress()["quiz"].items()} == {"4.q1": "c", "4.q2": "a"}
+
+
 def test_pack_and_unpack_carry_everything(
     student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lab: Callable[..., Path]
 ) -> None:

@@ -53,6 +53,14 @@ def test_answers_stay_and_everything_else_is_the_new_lab() -> None:
     assert merged.kept == ["quiz-4-q1", "4.3"] and merged.replaced == ["title"]
 
 
+@pytest.mark.parametrize(
+    "answer", ["quiz('4.q1', answer='b')", "quiz(question='4.q1', answer='b')", "mine = 'b'\nquiz('4.q1', mine)"]
+)
+def test_an_answer_stays_however_it_was_written(answer: str) -> None:
+    merged = merge(notebook(TEXT, {**QUESTION, "source": answer}), OFFICIAL)
+    assert answer in sources(merged) and merged.kept == ["quiz-4-q1"]
+
+
 def test_a_stub_and_an_open_question_become_the_new_ones() -> None:
     changed = {**EXERCISE, "source": UNSOLVED.replace("positions,", "p,")}
     assert sources(merge(notebook(changed, QUESTION), OFFICIAL)) == sources(merge(notebook(), OFFICIAL))

@@ -98,8 +98,7 @@ def decode_kernel(
         HEAD_DIM,
         TILE,
     )
-    out_RD = (
-        sum_RD / tl.where(total_R == 0.0, 1.0, total_R)[:, None]
-    )  # a padding row (seq_len 0) comes out as zeros
+    # a padding row (seq_len 0) comes out as zeros
+    out_RD = sum_RD / tl.where(total_R == 0.0, 1.0, total_R)[:, None]
     out_stride = tl.num_programs(1) * GROUP * HEAD_DIM
     tl.store(out + seq * out_stride + offsets, out_RD.to(out.dtype.element_ty), mask=mask)
