@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from checks.install import has_nvidia_gpu
+
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "smollm2-135m"
 OK, NOTE, PROBLEM = "ok", "note", "problem"
@@ -31,8 +33,8 @@ ONLY_FOR = {
     "jupyterlab": "opening the notebooks in a browser (VS Code and Colab bring their own)",
     "nbval": "checking whole notebooks",
     "pytest": "checking whole notebooks",
-    "jupytext": "writing labs",
     "nbclient": "writing labs",
+    "psutil": "Lab 11",
     "triton": "Lab 08",
 }
 
@@ -321,13 +323,6 @@ def older(have: str, minimum: str) -> bool:
     mine, wanted = numbers(have), numbers(minimum)
     length = max(len(mine), len(wanted))
     return mine + [0] * (length - len(mine)) < wanted + [0] * (length - len(wanted))
-
-
-def has_nvidia_gpu() -> bool:
-    if Path("/proc/driver/nvidia/version").exists():
-        return True
-    smi = shutil.which("nvidia-smi")
-    return smi is not None and subprocess.run([smi, "-L"], capture_output=True, timeout=20, check=False).returncode == 0
 
 
 def _python() -> str:

@@ -34,7 +34,10 @@ def has_nvidia_gpu() -> bool:
     if Path("/proc/driver/nvidia/version").exists():
         return True
     smi = shutil.which("nvidia-smi")
-    return smi is not None and subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0
+    try:
+        return smi is not None and subprocess.run([smi, "-L"], capture_output=True, timeout=20, check=False).returncode == 0
+    except subprocess.TimeoutExpired:  # a driver that hangs
+        return False
 
 
 def ensure_venv(folder: Path) -> Path:

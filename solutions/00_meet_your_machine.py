@@ -265,7 +265,7 @@ check("0.2")
 # %% [markdown] id="plug-in"
 # ## Plug it in
 #
-# Your two functions are a *cost model*: capacity planning (Lab 12) runs on the same formulas. All it needs is a real step to apply them
+# Your two functions are a *cost model*: capacity planning runs on the same formulas. All it needs is a real step to apply them
 # to. Here is one: every layer of the model once, for one new token of each sequence. You need not read it today. After Lab 01 you can.
 
 # %% id="decode-step"
@@ -560,7 +560,8 @@ for name in ("T4", "L4", "A100-80GB", "H100-SXM", "H200"):
 # %% [markdown] id="check-yourself"
 # ## Check yourself
 #
-# Write the letter, or the number, between the quotation marks in place of the question mark, and run the cell. Every answer is explained, also the wrong ones.
+# Write the letter, or the number, between the quotation marks in place of the question mark, and run the cell. Every answer is
+# explained, even the wrong ones.
 #
 # {{question 0.q1}}
 

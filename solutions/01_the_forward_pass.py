@@ -564,7 +564,8 @@ show(
 # %% [markdown] id="check-yourself"
 # ## Check yourself
 #
-# Write the letter, or the number, between the quotation marks in place of the question mark, and run the cell. Every answer is explained, also the wrong ones.
+# Write the letter, or the number, between the quotation marks in place of the question mark, and run the cell. Every answer is
+# explained, even the wrong ones.
 #
 # {{question 1.q1}}
 

@@ -701,7 +701,7 @@ for length in (4096, 131072):
 # ## Check yourself
 #
 # Write the letter, or the number, between the quotation marks in place of the question mark, and run the cell. Every answer is
-# explained, also the wrong ones.
+# explained, even the wrong ones.
 #
 # {{question 3.q1}}
 

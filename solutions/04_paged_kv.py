@@ -182,8 +182,8 @@ show(
 # Full colour is a token, pale is taken and empty, white is free. Reserved, nothing is left for a fourth request. Paged, blocks
 # 7 and 8 are free (block 0 is nobody's, see below). Check by hand, with the tables A `[1, 2]`, B `[3]`, C `[4, 5, 6]`:
 #
-# - Where is C's token 8? Position 8 is entry 8 // 4 = 2 of the table, so block 6, row 8 % 4 = 0. All rows numbered in one go it
-#   is **slot** 6 * 4 + 0 = 24.
+# - Where is C's token 8? Position 8 is entry 8 // 4 = 2 of the table, so block 6, row 8 % 4 = 0. With all rows numbered in one
+#   go, it is **slot** 6 * 4 + 0 = 24.
 # - A writes its seventh token. Does it need a block? Block 2 has room: no. And its ninth? Yes, block 7: its table becomes `[1,
 #   2, 7]`.
 # - B ends, and D comes with 5 tokens. It gets blocks 8 and 3: not neighbours, and it does not matter.

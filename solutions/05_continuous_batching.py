@@ -295,7 +295,7 @@ class Scheduler(minivllm.core.scheduler.Scheduler):
             budget -= n
         if step.num_scheduled_tokens:
             return self.close_step(step)
-        for request in list(self.running):  # a copy: who gives way leaves self.running
+        for request in list(self.running):  # a copy: one that gives way leaves self.running
             if request.status is RequestStatus.RUNNING and not self.advance(step, request, 1):
                 break
         return self.close_step(step)
@@ -442,7 +442,7 @@ show_diff("core/scheduler.py")
 #
 # 1. as Lab 03 did: pad the prompts, decode until the longest is done, answer all, next batch;
 # 2. with today's engine and a **static** scheduler, which lets nobody in while anybody runs. It is kinder than Lab 03: nothing
-#    is padded, and who is done leaves the batch. What is left is the idea of static batching, and nothing else;
+#    is padded, and finished requests leave the batch. What is left is the idea of static batching, and nothing else;
 # 3. with today's engine and **your** scheduler.
 
 
@@ -750,9 +750,9 @@ quiz("5.q4", lambda rows, short, long: (rows - 1) * (long - short))
 # %% [markdown] id="takeaways"
 # ## Key takeaways
 #
-# - The batch is decided anew before every step. Who is done leaves after its last token, and the next one sits down.
+# - The batch is decided anew before every step. A finished request leaves after its last token, and the next one sits down.
 # - What is won is what static batches wasted: much where lengths differ, nothing where they are equal or the queue is empty.
-# - Two lists and three rules: first come, first served; nobody overtakes; who was served last gives way, and comes back first.
+# - Two lists and three rules: first come, first served; nobody overtakes; whoever was served last gives way, and comes back first.
 # - A preempted request loses its keys and values and keeps its tokens. It computes them again, in one pass.
 
 # %% [markdown] id="further"

@@ -189,7 +189,7 @@ check("6.1")
 #
 # **`schedule()`** again, with no phases. Your `num_new_tokens` does the counting.
 #
-# 1. **Those who run**, in order, get what they lack within the budget that is left. Who lacks nothing just now (its token is in
+# 1. **Those who run**, in order, get what they lack within the budget that is left. One that lacks nothing just now (its token is in
 #    flight) is no reason to stop: the next may lack something. If `advance` says `False`, the loop ends.
 # 2. **Those who wait**, in order, within the budget that is left. The first that gets no token, or no room, ends it: nobody
 #    overtakes.
@@ -198,7 +198,7 @@ check("6.1")
 # |---|---|
 # | `self.open_step()`, `self.close_step(step)` | as in Lab 05: a new step; return the closed one |
 # | `self.budget_left(step)` | tokens the step may still compute. (A victim that is taken out of it gives its own back) |
-# | `self.running_in_order()` | goes through those who run; who gives way meanwhile is passed over |
+# | `self.running_in_order()` | goes through those who run; one that gives way meanwhile is passed over |
 # | `self.advance(step, request, n)` | as in Lab 05, for any `n` of 1 or more |
 # | `self.next_in_line()` | the waiting request whose turn it is, or `None`: nobody waits, all seats are taken, or somebody had to give way in this very step |
 # | `self.kv_cache_manager.get_computed_blocks(request)` | `(hits, num_cached_tokens)`: what the prefix cache has of a waiting request. Lab 07 fills it; until then `([], 0)` |
@@ -332,7 +332,7 @@ print("\n".join(list(difflib.unified_diff(before, after, "Lab 05", "Lab 06", lin
 # - `slots` `[T]`: the cache slot where each token's key and value go. `map_slots(positions, block_table, block_size)` is your
 #   exercise 4.3, for one sequence.
 #
-# A loop over rows is fine, and none over tokens is needed. Leave the inputs as they are.
+# A loop over rows is fine; no loop over tokens is needed. Leave the inputs as they are.
 
 # %% id="exercise-6-3" tags=["nbval-check-output"]
 from checks import check
@@ -521,7 +521,7 @@ if ratio < 3:
 # %% [markdown] id="experiment-budget-text"
 # ## Experiment 2 · Choosing the budget
 #
-# What is a pause shorter for eight is a wait longer for one. Both against the budget; the dotted line is the readers' usual ITL.
+# A shorter pause for the eight is a longer wait for the one. Both against the budget; the dotted line is the readers' usual ITL.
 
 # %% id="experiment-budget"
 recall("6.p2")
@@ -568,7 +568,7 @@ show(axes.figure, alt=alt_text(plot_budget, traces["128"]))
 # for no step is cheaper than reading the weights; from some budget on only TTFT changes, and for the worse. If nobody is reading
 # along (a batch job over night), there is no pause to protect: take a large budget, and each weight that is read serves more
 # tokens. vLLM's default is in the thousands on a GPU, where a step stays cheap up to some hundreds of tokens (the ridge of Lab
-# 00); minivllm's is 1,024 on a CPU.
+# 00); minivllm's is 512 on a CPU.
 
 # %% id="experiment-save"
 save_result(
@@ -605,7 +605,7 @@ save_result(
 # | `No module named 'checks'` | The notebook runs in another Python. In the clone's folder run `make lab`, or choose the kernel of its `.venv` |
 # | `name 'lab' is not defined` | The kernel was restarted. Run the set-up cell at the top, then this one |
 # | `name 'unified' is not defined` (or `statements`) | Run the cell below "It got shorter" |
-# | "... is in it with no token" | `advance` was called with 0. Who lacks nothing is not in the step |
+# | "... is in it with no token" | `advance` was called with 0. A request that lacks nothing is not in the step |
 # | "go on, do not stop" | n = 0 of a running request is no reason for `break` |
 # | "did not come back within ..." | The second loop never ends if `admit` says `False` and you do not `break` |
 # | The pauses in experiment 1 are all alike | Is something else running on this machine? Run the cell again. It says so if the device is too fast for the effect |

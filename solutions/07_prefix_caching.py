@@ -176,7 +176,7 @@ show(
 #
 # Two calls give the same name exactly if all three are equal. Leave the list as it is.
 #
-# Python's `hash` will not do: 64 bits, and who can make two prompts collide reads another's cache.
+# Python's `hash` will not do: 64 bits, and whoever can make two prompts collide reads another's cache.
 
 # %% id="exercise-7-1" tags=["nbval-check-output"]
 from checks import check

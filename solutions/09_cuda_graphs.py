@@ -89,7 +89,7 @@ device = torch.device(lab.device)
 # then on, "play it" is one instruction for all of them. The GPU plays what the score says, *from the memory that the score names*.
 #
 # **torch.compile** does something else. It rewrites the music: it looks at the operations, melts small neighbours into one (a norm, a
-# multiplication and a cast become one kernel that reads memory once), and makes code for your machine. Fewer notes, better playable. A graph
+# multiplication and a cast become one kernel that reads memory once), and makes code for your machine. Fewer notes, easier to play. A graph
 # keeps all the notes and takes away the humming. They combine.
 #
 # | | Python between operations | launches | the kernels themselves |
@@ -416,7 +416,7 @@ check("9.3")
 # ## Plug it in
 #
 # An engine with your runner, and one without graphs: the same prompts, in float32. (On a CPU minivllm records only if a runner is plugged
-# in, and up to 16 rows: nothing is gained there but the trying.) Steps with a prompt in them are never graphed: no two have the same
+# in, and up to 16 rows: nothing is gained there but practice.) Steps with a prompt in them are never graphed: no two have the same
 # shape.
 
 # %% id="plug-in-run"
@@ -652,8 +652,8 @@ save_result(
 # %% [markdown] id="experiment-reading"
 # **On a GPU** the kernels of a small model take microseconds each, and the eager step takes as long as Python needs to ask for them, whatever
 # the batch: that flat line was Lab 00's gap. The graph closes it; only the kernels are left. As batches or models grow, kernels
-# outlast their launches, the lines meet, and graphs stop paying: minivllm's largest bucket is 512. (No GPU was at hand for this text: believe
-# your own plot.)
+# outlast their launches, the lines meet, and graphs stop paying: minivllm's largest bucket is 512. (Your own plot
+# decides.)
 #
 # **On a CPU** nothing runs beside Python, so a step is the *sum*. Here is what the recorder can show, and what it cannot. It skips the
 # model's Python; but it starts every operator one by one, from Python, and then copies each result to where it first appeared. So the graphed

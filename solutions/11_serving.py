@@ -356,8 +356,8 @@ show(
 # ## The tree
 #
 # Now the real thing: the command `minivllm serve`, with everything that you have built, as a child of this notebook. It takes a free port
-# of this machine only, and ends with this notebook, however that ends. Sixteen seats are enough for today (`--max-num-seqs`): more people
-# than that we can send, and want to see wait.
+# of this machine only, and ends with this notebook, however that ends. Sixteen seats are enough for today (`--max-num-seqs`): we can send
+# more people than that, and want to see them wait.
 
 # %% id="serve"
 import os
@@ -498,7 +498,7 @@ show(
 #   began. A request that raises an error keeps the times it has; the others go on.
 # - **`measure(requests, max_ttft, max_tpot)`** makes of that `{"ttft": [...], "tpot": [...], "itl": [...], "goodput": ...}`. TTFT: one for each
 #   request that got a token. TPOT: (last - first) / (tokens - 1), for those with two or more. ITL: every pause between two tokens of a
-#   request. **Goodput**: requests a second (from the first arrival to the last token) that met both limits. At a limit is within it; a
+#   request. **Goodput**: requests a second (from the first arrival to the last token) that met both limits. A value equal to a limit meets it; a
 #   request of one token has no TPOT to miss; no tokens at all is a goodput of 0.
 
 # %% id="exercise-11-3" tags=["nbval-check-output"]
@@ -564,7 +564,7 @@ check("11.3")
 # %% [markdown] id="experiment"
 # ## Experiment 1 · Latency against load
 #
-# First a number as they stand in brochures: eight clients, prompts of 512 tokens, answers of 128. Then the same server with three kinds of
+# First a number of the kind that brochures print: eight clients, prompts of 512 tokens, answers of 128. Then the same server with three kinds of
 # users, and 1 to 64 of them (a closed loop; `bench.serve` is minivllm's load generator). Prompts are random tokens, so that the prefix
 # cache has nothing to find.
 
@@ -668,7 +668,7 @@ save_result(
 )
 
 # %% [markdown] id="experiment-reading"
-# One server, and the star tells of none of these users. With documents each client more is felt at once: the first token waits in a queue of
+# One server, and the star tells of none of these users. With documents each further client is felt at once: the first token waits in a queue of
 # prefills, and running answers pause for each of them. A client with questions, or with stories, hardly notices others like it, up to sixteen. Then all seats are
 # taken: the time per token stays, and the time to first token is the wait for a seat. **Measure your own shapes, over the loads you
 # expect, and look for the knee**: up to there another client is nearly free, beyond it everyone waits.
@@ -870,7 +870,7 @@ quiz("11.q4", lambda rate, ttft, tokens, tpot: rate * (ttft + tokens * tpot) / 1
 #
 # - The core never waits for anybody; the front end waits for everybody, and does nothing slow. So they are two processes.
 # - Tokens are bytes. A stream gives out whole characters, and keeps at most three bytes.
-# - A queue for each reader, of one output that grows: nothing lost, nobody held up. Who leaves is aborted within a step.
+# - A queue for each reader, of one output that grows: nothing lost, nobody held up. A request whose reader leaves is aborted within a step.
 # - A closed loop measures capacity, an open loop what people feel. Latency is a curve over load, for each shape of request.
 
 # %% [markdown] id="further"
@@ -879,8 +879,8 @@ quiz("11.q4", lambda rate, ttft, tokens, tpot: rate * (ttft + tokens * tpot) / 1
 # - Schroeder et al., *Open Versus Closed: A Cautionary Tale* (NSDI 2006): how far wrong a closed loop leads.
 # - Zhong et al., *DistServe* (2024), arXiv:2401.09670: goodput, and prefill and decode on different machines.
 # - The HTML standard's chapter on server-sent events: the framing, with reconnection and event names that nobody here uses.
-# - `minivllm/serving/`: `engine_process.py` is the core's loop on one screen, `api_server.py` the HTTP side. `python -m
-#   tests.serving.soak --seconds 60` loads a server with rude clients and checks every token.
+# - `minivllm/serving/`: `engine_process.py` is the core's loop on one screen, `api_server.py` the HTTP side. In the
+#   repository, `python -m tests.serving.soak --seconds 60` loads a server with rude clients and checks every token.
 
 # %% [markdown] id="next"
 # ## The end of the tree

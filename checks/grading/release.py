@@ -33,6 +33,7 @@ ERRATA = SOLUTIONS / "errata.yaml"
 INSTRUCTORS = ("checks.grading", "checks.authoring.build", "checks.authoring.validate", "checks.nbval_plugin")
 FILES = ("pyproject.toml", "environment.yml", "LICENSE", "labs/GLOSSARY.md", "labs/AGENTS.md")
 _RESULT = "release.json"
+_BEHIND_TABLE = "\n## How an exercise works\n"  # in labs/README.md
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,9 @@ def _labs_readme(labs: list[Source]) -> str:
     """labs/README.md, with links to the labs that are handed out alone."""
     files = {f"{source.name}.ipynb" for source in labs}
     text = (ROOT / "labs" / "README.md").read_text(encoding="utf-8")
-    text = re.sub(r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)\)", lambda m: m[0] if m[2] in files else m[1], text)
-    return text.replace("the others are being written", "the others come later")
+    linked = re.sub(r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)\)", lambda m: m[0] if m[2] in files else m[1], text)
+    later = "" if linked == text else "\nLabs without a link come later.\n"
+    return linked.replace(_BEHIND_TABLE, later + _BEHIND_TABLE, 1)
 
 
 def readme(labs: list[Source], errata: list[Erratum]) -> str:

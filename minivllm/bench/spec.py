@@ -44,7 +44,7 @@ def workload(name: str, num_prompts: int) -> list[str | list[dict[str, str]]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="minivllm bench spec", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="minivllm bench spec", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), help="(default: all)")
     parser.add_argument("--speculative-config", metavar="JSON", help='one more method, as "custom"')

@@ -44,7 +44,7 @@ class RequestQueue(Protocol):
 
 
 class FCFSRequestQueue:
-    """First come, first served; who was preempted has come before all who wait, and goes to the front."""
+    """First come, first served; one that was preempted has come before all who wait, and goes to the front."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()  # a deque that can also lose its middle

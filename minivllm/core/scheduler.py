@@ -162,7 +162,7 @@ class Scheduler:
         return self.max_num_batched_tokens - step.total_num_scheduled_tokens
 
     def running_in_order(self) -> Iterator[Request]:
-        """Those who run, first served first; who gives way meanwhile is passed over."""
+        """Those who run, first served first; one that gives way meanwhile is passed over."""
         for request in tuple(self.running):  # a copy: preemption changes the list
             if request.status is RequestStatus.RUNNING:
                 yield request

@@ -1,4 +1,4 @@
-"""The microscope: what each step of an engine did, and pictures of it. Built in no lab, used in all from Lab 05 on.
+"""The microscope: what each step of an engine did, and pictures of it. Built in no lab; Labs 05 to 07 look through it.
 
     LLM(trace=True)  ->  recorder.py  ->  llm.trace  ->  timeline.py (figures), widgets.py (a scrubber), perfetto.py (a file)
 

@@ -1,4 +1,4 @@
-"""The four figures of a trace, drawn with matplotlib from the data alone. Used by the labs from 05 on. May not know the engine.
+"""The four figures of a trace, drawn with matplotlib from the data alone. Used in Labs 05 and 06. May not know the engine.
 
     plot_timeline    a lane for each request: waiting, prefill, decode, preempted
     plot_budget      a bar for each step: the tokens it computed, against the budget

@@ -1,4 +1,4 @@
-"""scrub: step through a run with a slider, in a notebook. Used by the labs from 05 on.
+"""scrub: step through a run with a slider, in a notebook of your own. No lab needs it.
 
     scrub(llm.trace)          as the last line of a cell; or display(scrub(llm.trace))
 

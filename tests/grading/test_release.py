@@ -133,6 +133,7 @@ def test_readme_and_manifest_tell_versions_and_points(folder: Path) -> None:
 def test_links_to_labs_that_are_not_handed_out_are_plain_text(folder: Path) -> None:
     text = (folder / "labs" / "README.md").read_text(encoding="utf-8")
     assert "(04_paged_kv.ipynb)" in text and "05_continuous_batching.ipynb" not in text and "05 Continuous batching" in text
+    assert "Labs without a link come later." in text
 
 
 def test_with_answers_solutions_are_in_it(tmp_path: Path) -> None:
