@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from checks.grading.records import Isolation
 from checks.grading.trees import FORBIDDEN, Trees
 from checks.sandbox.jail import HOME, Jail, namespaces_allowed, python_folders
 
@@ -35,8 +36,8 @@ def in_container() -> bool:
     return bool(os.environ.get(IN_CONTAINER))
 
 
-def isolation() -> str:
-    """ "container", "namespaces" or "not isolated"."""
+def isolation() -> Isolation:
+    """What stands around the children of this run."""
     if in_container():
         return "container"
     return "namespaces" if has_namespaces() else "not isolated"
@@ -64,7 +65,7 @@ def jail_for(trees: Trees) -> Jail:
         visible=((str(trees.folder), SEEN_AT),) if inside else (),
         masked=installed() if inside else (),
         # An arena of memory for every thread would use up the limit on address space.
-        environment=(("HOME", home), ("MINIVLLM_HOME", home), ("MALLOC_ARENA_MAX", "1")),
+        environment=(("HOME", home), ("MINIVLLM_HOME", home), ("MALLOC_ARENA_MAX", "1"), ("CUDA_VISIBLE_DEVICES", "")),
         namespaces=inside,
     )
 

@@ -40,7 +40,7 @@ from checks.grading.one import Task, grade, is_full, not_graded, read
 from checks.grading.outputs import write_all
 from checks.grading.points import Grader, exercises_of
 from checks.grading.rebuild import written_in
-from checks.grading.records import GRADER_ERROR, Incident, PassedOver, Submission
+from checks.grading.records import GRADER_ERROR, Incident, Isolation, PassedOver, Submission
 from checks.grading.submissions import PROGRESS, Found, find_submissions, guess_lab, recognize, student_id_in
 from checks.grading.trees import Trees
 from checks.grading.worth import worth
@@ -165,7 +165,7 @@ def _passed_over(others: Sequence[PassedOver], labs: Sequence[str]) -> str:
     return f"{len(others)} notebook{was} not graded: {each}; asked for: {', '.join(labs)}. incidents.csv has the files."
 
 
-def _tasks(found: Iterable[Found], labs: Sequence[str], level: str) -> tuple[list[Task], list[PassedOver]]:
+def _tasks(found: Iterable[Found], labs: Sequence[str], level: Isolation) -> tuple[list[Task], list[PassedOver]]:
     """One task a student and lab, and what is of other labs. Of several files the latest counts, as far as their names tell;
     else the one with more work in it. The instructor is told."""
     found = list(found)
@@ -373,6 +373,7 @@ def main(arguments: argparse.Namespace) -> int:
     """`python -m checks grade`. Returns the exit status."""
     from checks.grading.release import parse_labs
 
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # behind the walls is no GPU, and points are the same on every machine
     try:
         options = Options(
             submissions=Path(arguments.submissions),

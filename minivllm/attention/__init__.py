@@ -53,13 +53,15 @@ def get_backend(name: str, device_type: str, dtype: torch.dtype) -> AttentionBac
 
 def _fastest_on_gpu(device_type: str, dtype: torch.dtype) -> AttentionBackend:
     """The Triton kernels, or where they do not run, what PyTorch has."""
-    from minivllm.attention.gpu import TRITON, why_not
+    from minivllm.attention.gpu import TRITON, has_tensor_cores_for_triton, why_not
+    from minivllm.attention.reference import REFERENCE
+    from minivllm.attention.sdpa import paged_prefill
 
     reason = why_not(device_type, dtype)
     if reason is None:
-        return TRITON
-    from minivllm.attention.reference import REFERENCE
-    from minivllm.attention.sdpa import paged_prefill
+        if has_tensor_cores_for_triton():
+            return TRITON
+        return dataclasses.replace(TRITON, name="triton, fused prefill", prefill=paged_prefill)
 
     logger.warning("Attention takes the slow PyTorch way: attention_backend='triton' %s", reason)
     return dataclasses.replace(REFERENCE, name="reference, fused prefill", prefill=paged_prefill)

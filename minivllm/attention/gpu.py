@@ -8,7 +8,10 @@ capture, the graph-safety check, the operator recorder.
 from __future__ import annotations
 
 import os
+import shutil
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -138,4 +141,20 @@ def why_not(device_type: str, dtype: torch.dtype) -> str | None:
         return f"needs compute capability 7.5 or more; {torch.cuda.get_device_name()} has {shown}."
     if dtype == torch.bfloat16 and capability < (8, 0):
         return f"in bfloat16 needs compute capability 8.0 or more; {torch.cuda.get_device_name()} has {shown}."
+    return _why_triton_cannot_build()
+
+
+def has_tensor_cores_for_triton() -> bool:
+    """Whether tl.dot becomes matrix instructions. Before compute capability 8.0 it becomes one multiplication after another: no
+    loss where memory is the limit, as in decode; for a prompt, many times what PyTorch's fused kernel takes."""
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _why_triton_cannot_build() -> str | None:
+    """Triton compiles a few lines of C for each kernel's launch."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "needs a C compiler, gcc or clang (or its path in CC): install one (Debian, Ubuntu: apt install gcc)."
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").is_file():
+        return f"needs Python's headers, and {headers} has no Python.h: install them (Debian, Ubuntu: apt install python3-dev)."
     return None

@@ -1,4 +1,5 @@
-"""What an attention backend is: three functions over one KV layout. Read this before any backend.
+"""What an attention backend is: three functions over one KV layout. Read this before any backend. Labs: built by none; Labs 04
+and 08 build functions of it. May not know requests or models, only their tensors.
 
 KV layout, per layer:   kv_cache [2, num_blocks, block_size, num_kv_heads, head_dim]     (0 is keys, 1 is values)
 

@@ -64,7 +64,7 @@ def naive_prefill(
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
     *,
-    scale: float,
+    scale: float | None = None,
     sliding_window: int | None = None,
 ) -> torch.Tensor:
     """One request at a time: gather its keys and values, then `causal_attention`."""

@@ -1,5 +1,6 @@
 """The innermost loops of the CPU's decode kernel, as vector instructions: a tile is a few tokens of one kv head, against the
-query heads that share it. Only `numba_kernels.py` imports this file; the layout of words and halves is explained there.
+query heads that share it. Only `numba_kernels.py` imports this file; the layout of words and halves is explained there. Labs:
+built by none. May not know torch, block tables or requests.
 
 Written in LLVM's own language because two things decide the speed and no loop says them: each key and value is widened once for
 all heads of the group, and sums across a vector, one for each token and head, are taken for a whole tile at a time:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from minivllm.attention.interface import AttentionBackend
-from minivllm.attention.naive import causal_attention, gather_kv
+from minivllm.attention.naive import naive_prefill
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -70,13 +70,7 @@ def paged_prefill(
     q [T, H, D] holds the sequences' queries one after another: sequence i's are q[query_start_loc[i] : query_start_loc[i +
     1]], and the last of them is at position seq_lens[i] - 1. Returns [T, H, D].
     """
-    out = torch.empty_like(q)
-    starts = query_start_loc.tolist()
-    for i, seq_len in enumerate(seq_lens.tolist()):
-        k, v = gather_kv(kv_cache, block_tables[i], seq_len)
-        rows = slice(starts[i], starts[i + 1])
-        out[rows] = causal_attention(q[rows], k, v, scale=scale, sliding_window=sliding_window)
-    return out
+    return naive_prefill(q, kv_cache, query_start_loc, block_tables, seq_lens, scale=scale, sliding_window=sliding_window)
 
 
 REFERENCE = AttentionBackend(name="reference", write_kv=write_kv, decode=paged_decode, prefill=paged_prefill)

@@ -1,5 +1,5 @@
-"""Prefill through PyTorch's fused attention, one sequence at a time: what the CPU backend uses, and the GPU's until it has a
-kernel of its own. May not know how a step was scheduled.
+"""Prefill through PyTorch's fused attention, one sequence at a time: what the CPU backend uses, and GPUs on which the Triton
+kernels do not run, or run without matrix instructions. May not know how a step was scheduled.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def paged_prefill(
         T = rows.stop - rows.start
         if sliding_window is not None and T + sliding_window <= seq_len:  # nobody here sees further back than this
             k, v = k[1 - T - sliding_window :], v[1 - T - sliding_window :]
+        if q.is_cuda:  # its fused kernels take no mask, or no GQA, or both: the fallback is the product written out
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         S = len(k)
         whole = T == S and (sliding_window is None or sliding_window >= S)
         attended = scaled_dot_product_attention(

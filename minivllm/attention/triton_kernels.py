@@ -254,7 +254,11 @@ def sequence_of(tile, query_start_loc, num_seqs, TILE_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_seqs", "table_stride", "window"])
+# Behind a batch's decodes these arrays begin anywhere: a variant for each alignment would be compiled in the middle of serving.
+@triton.jit(
+    do_not_specialize=["num_seqs", "table_stride", "window"],
+    do_not_specialize_on_alignment=["query_start_loc", "block_tables", "seq_lens"],
+)
 def prefill_kernel(
     out,
     q,

@@ -103,10 +103,12 @@ def start(
     model: str, peers: list[str], sizes: list[int], *, dtype: str, int4: bool, pythons: dict[str, str], gguf: str | None
 ) -> dict[str, EngineProcess]:
     """All engines, one after another. "auto" is ours to choose, once; the peers get the same dtype."""
+    names = [OURS, *([OURS_INT4] if int4 else []), *peers]
     spec = {"model": model, "dtype": dtype, "max_num_seqs": max(64, *sizes), "ignore_eos": True, "gguf": gguf}
+    spec["share_of_gpu"] = 0.9 / len(names)  # all of them stay
     engines: dict[str, EngineProcess] = {}
     try:
-        for name in [OURS, *([OURS_INT4] if int4 else []), *peers]:
+        for name in names:
             engines[name] = EngineProcess(name, spec, pythons.get(name))
             about = engines[name].about
             print(f"{name} {about['version']}: started in {about['start_seconds']:.1f} s", file=sys.stderr, flush=True)

@@ -11,7 +11,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
+import json
 import logging
+import os
+import re
 import statistics
 import subprocess
 import sys
@@ -38,9 +41,10 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = "Qwen/Qwen3-0.6B"
 MAX_MODEL_LEN = 4096
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-COMPILED_BATCHES = (1, 8, 64, 256)
+COMPILED_BATCHES = (1, 64)  # a compilation each, of all layers
 TIME_LIMIT = 330.0  # seconds, of the 360 promised
 TESTS_LIMIT = 130.0
+KERNELS_LIMIT = 100.0
 COMPILING = 110.0  # seconds to leave for it, or it is left out
 COLD = 256 << 20  # bytes: more than any GPU's cache, so that what is read comes from memory
 
@@ -49,11 +53,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="minivllm bench gpu-report", description=__doc__)
     parser.add_argument("--model", default=MODEL, help="a name whose sizes are built in, or a folder with a config.json")
     parser.add_argument("--json", metavar="FILE", default="gpu-report.json", help="where it goes (default: %(default)s)")
+    parser.add_argument("--part", choices=PARTS_APART, help=argparse.SUPPRESS)  # what a report runs in a process of its own
+    parser.add_argument("--bandwidth", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     require_gpu()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    report = make_report(args.model)
-    write_json(args.json, report)
+    if args.part:
+        write_json(args.json, PARTS_APART[args.part](args.model, args.bandwidth))
+        return 0
+    report = make_report(args.model, lambda report: write_json(args.json, report))
     print(f"Written to {args.json} after {report['seconds']:.0f} s.")
     failed = [name for name, part in report["parts"].items() if "error" in part]
     if failed:
@@ -72,7 +80,8 @@ def require_gpu() -> None:
         )
 
 
-def make_report(model: str) -> dict[str, Any]:
+def make_report(model: str, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The whole report. `save` gets it after each part: what hangs or dies later takes nothing with it."""
     start = time.perf_counter()
 
     def seconds_left() -> float:
@@ -81,20 +90,42 @@ def make_report(model: str) -> dict[str, Any]:
     info = device_info()
     print(f"{model}, {device_line(info)}", flush=True)
     parts: dict[str, dict[str, Any]] = {}
-    parts["device"] = _part("device", measure_limits)
-    parts["tests"] = _part("tests", lambda: run_tests(min(TESTS_LIMIT, seconds_left())))
-    bandwidth = parts["device"].get("bandwidth_gb_s")
-    parts["kernels"] = _part("kernels", lambda: measure_kernels(model, bandwidth))
-    parts |= measure_engine(model, seconds_left)
-    return {
+    report = {
         "benchmark": "gpu-report",
         "model": model,
         "weights": "random",
         "device": info,
         "versions": _versions(),
         "parts": parts,
-        "seconds": time.perf_counter() - start,
     }
+
+    def keep(name: str, part: dict[str, Any]) -> None:
+        parts[name], report["seconds"] = part, time.perf_counter() - start
+        save(report)
+
+    keep("device", _part("device", measure_limits))
+    keep("tests", _part("tests", lambda: run_tests(min(TESTS_LIMIT, seconds_left()))))
+    bandwidth = parts["device"].get("bandwidth_gb_s")
+    keep("kernels", _part("kernels", lambda: in_own_process("kernels", model, bandwidth, KERNELS_LIMIT)))
+    measure_engine(model, seconds_left, keep)
+    return report
+
+
+def in_own_process(part: str, model: str, bandwidth_gb_s: float | None, limit: float) -> dict[str, Any]:
+    """A part of PARTS_APART. A CUDA error leaves its process useless, and a kernel may never end: the others go on."""
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "part.json"
+        command = [sys.executable, "-m", "minivllm.bench.gpu_report", "--part", part, "--model", model, "--json", str(file)]
+        if bandwidth_gb_s:
+            command += ["--bandwidth", str(bandwidth_gb_s)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        except subprocess.TimeoutExpired:
+            return {"error": f"{part} took more than {limit:.0f} s"}
+        if not file.is_file():
+            return {"error": f"{part} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"}
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return result
 
 
 def _part(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -128,11 +159,14 @@ def _versions() -> dict[str, str]:
 
 def measure_limits() -> dict[str, Any]:
     """The ceilings that plain PyTorch reaches."""
+    import torch
+
     from minivllm.sim.hardware import measure_device
     from minivllm.worker.device import choose_device, choose_dtype
 
     dtype = str(choose_dtype("auto", choose_device("cuda"))).removeprefix("torch.")
     limits = measure_device("cuda", dtype, seconds=2.0)
+    torch.cuda.empty_cache()  # the tests are another process
     return {
         "bandwidth_gb_s": limits.bandwidth / 1e9,
         "matmul_tflop_s": limits.flops / 1e12,
@@ -146,20 +180,30 @@ def run_tests(limit: float) -> dict[str, Any]:
     folder = ROOT / "tests" / "gpu"
     if not folder.is_dir():
         return {"line": "not run: tests/gpu comes with a clone, not with the package"}
-    if importlib.util.find_spec("pytest") is None:
+    if not all(map(importlib.util.find_spec, ("pytest", "hypothesis"))):
         return {"line": "not run: pip install pytest hypothesis"}
     with tempfile.TemporaryDirectory() as temporary:
         results = Path(temporary) / "results.xml"
-        command = [sys.executable, "-m", "pytest", str(folder), "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", str(folder), "-v", "-m", "not slow", "-p", "no:cacheprovider"]
+        if importlib.util.find_spec("xdist") and (os.cpu_count() or 1) > 4:  # most of the time goes into compiling kernels
+            command += ["-n", "4"]
         try:
             done = subprocess.run(
                 [*command, f"--junitxml={results}"], capture_output=True, text=True, cwd=ROOT, timeout=limit, check=False
             )
-        except subprocess.TimeoutExpired:
-            return {"error": f"tests/gpu took more than {limit:.0f} s"}
+        except subprocess.TimeoutExpired as error:
+            return read_unfinished(error.stdout or "", limit)
         if not results.is_file():
             return {"error": f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"}
         return read_results(results.read_text(encoding="utf-8"))
+
+
+def read_unfinished(shown: str | bytes, limit: float) -> dict[str, Any]:
+    """What `pytest -v` had shown when its time was over."""
+    text = shown.decode(errors="replace") if isinstance(shown, bytes) else shown
+    counts = {outcome.lower(): len(re.findall(rf"\b{outcome}\b", text)) for outcome in ("PASSED", "FAILED", "SKIPPED")}
+    told = ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
+    return {**counts, "error": f"tests/gpu took more than {limit:.0f} s; until then {told}"}
 
 
 def read_results(junit_xml: str) -> dict[str, Any]:
@@ -244,8 +288,8 @@ def _measure_decode(
     turn = itertools.cycle(caches)
     read = 2 * batch * length * kv_heads * head_dim * dtype.itemsize + 2 * q.numel() * dtype.itemsize
     written = 4 * k.numel() * dtype.itemsize  # keys and values, each read and written
-    decode = time_of(lambda: backend.decode(q, next(turn), tables, lens, scale=head_dim**-0.5), device, seconds)
-    write = time_of(lambda: backend.write_kv(k, k, next(turn), slots), device, seconds / 2)
+    decode = time_recorded(lambda: backend.decode(q, next(turn), tables, lens, scale=head_dim**-0.5), device, seconds)
+    write = time_recorded(lambda: backend.write_kv(k, k, next(turn), slots), device, seconds / 2)
     return {
         "batch": batch,
         "length": length,
@@ -274,7 +318,7 @@ def _measure_prefill(
     cache = torch.randn(2, num_blocks, 16, kv_heads, head_dim, device=device).to(dtype)
     lens = torch.full((batch,), length, dtype=torch.int32, device=device)
     starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
-    took = time_of(lambda: backend.prefill(q, cache, starts, tables, lens, scale=head_dim**-0.5), device, seconds)
+    took = time_recorded(lambda: backend.prefill(q, cache, starts, tables, lens, scale=head_dim**-0.5), device, seconds)
     operations = batch * heads * 4 * head_dim * length * (length + 1) / 2
     return {"batch": batch, "length": length, "prefill_us": took * 1e6, "tflop_s": operations / took / 1e12}
 
@@ -286,6 +330,23 @@ def _block_tables(batch: int, length: int, device: str) -> tuple[torch.Tensor, i
     per_sequence = -(-length // 16)
     blocks = 1 + torch.randperm(batch * per_sequence, generator=torch.Generator().manual_seed(0))
     return blocks.view(batch, per_sequence).to(device=device, dtype=torch.int32), 1 + len(blocks)
+
+
+def time_recorded(run: Callable[[], object], device: str, seconds: float) -> float:
+    """Median seconds of one call, of ten that were recorded as a CUDA graph: a small kernel is over long before Python has
+    asked for the next, and in a model a graph asks. Without a GPU as `time_of`."""
+    import torch
+
+    if device != "cuda":
+        return time_of(run, device, seconds)
+    for _ in range(3):  # compiles
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            run()
+    return time_of(graph.replay, device, seconds) / 10
 
 
 def time_of(run: Callable[[], object], device: str, seconds: float) -> float:
@@ -311,8 +372,9 @@ def time_of(run: Callable[[], object], device: str, seconds: float) -> float:
 # ---------------------------------------------------------------------- the engine
 
 
-def measure_engine(model: str, seconds_left: Callable[[], float]) -> dict[str, dict[str, Any]]:
-    """Start, steps and throughput of one engine; compiled steps at the end, if there is time for a compiler."""
+def measure_engine(model: str, seconds_left: Callable[[], float], keep: Callable[[str, dict[str, Any]], None]) -> None:
+    """Start, steps and throughput of one engine; compiled steps at the end, if there is time for a compiler. Each is given to
+    `keep` when it is done."""
     from minivllm import LLM
 
     engine: list[LLM] = []
@@ -332,22 +394,22 @@ def measure_engine(model: str, seconds_left: Callable[[], float]) -> dict[str, d
         took = time.perf_counter() - begin
         return {"start_seconds": took, "engine": _runner(engine[0]).describe(), "line": f"ready in {took:.1f} s"}
 
-    parts = {"start": _part("start", start)}
+    keep("start", _part("start", start))
     if not engine:
-        return parts
+        return
     llm = engine[0]
-    parts["steps"] = _part("steps", lambda: measure_steps(_runner(llm), BATCHES))
-    slowest = max((row["graphed_ms"] for row in parts["steps"].get("rows", [])), default=50.0)
-    parts["throughput"] = _part("throughput", lambda: measure_throughput(llm, seconds_left() - COMPILING, slowest / 1e3))
+    steps = _part("steps", lambda: measure_steps(_runner(llm), BATCHES))
+    keep("steps", steps)
+    slowest = max((row["graphed_ms"] for row in steps.get("rows", [])), default=50.0)
+    keep("throughput", _part("throughput", lambda: measure_throughput(llm, seconds_left() - COMPILING, slowest / 1e3)))
 
     def compile_steps() -> dict[str, Any]:
         if seconds_left() < COMPILING:
             return {"line": f"left out: {COMPILING:.0f} s were to be left for the compiler"}
         return measure_compiled(_runner(llm), COMPILED_BATCHES)
 
-    parts["compiled"] = _part("compiled", compile_steps)
+    keep("compiled", _part("compiled", compile_steps))
     llm.shutdown()
-    return parts
 
 
 def _runner(llm: LLM) -> ModelRunner:
@@ -460,6 +522,9 @@ def measure_throughput(llm: LLM, seconds_left: float, slowest_step: float, num_r
         "output_tok_s": num_output / took,
         "line": f"{num_output / took:.0f} output tok/s, {len(used)} requests",
     }
+
+
+PARTS_APART = {"kernels": measure_kernels}
 
 
 if __name__ == "__main__":

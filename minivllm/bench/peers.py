@@ -37,6 +37,7 @@ def start_minivllm(spec: Spec) -> Engine:
         enable_prefix_caching=False,  # the prompts share nothing; the peers' caches are off as well
         max_num_seqs=spec["max_num_seqs"],
         generation_config="vllm",
+        **_share_of_gpu(spec),
     )
 
     def run(prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
@@ -45,6 +46,13 @@ def start_minivllm(spec: Spec) -> Engine:
         return [output.outputs[0].token_ids for output in outputs]
 
     return minivllm.__version__, llm.dtype, run
+
+
+def _share_of_gpu(spec: Spec) -> dict[str, float]:
+    """For engines that take a GPU's memory as theirs: they share it here."""
+    import torch
+
+    return {"gpu_memory_utilization": spec["share_of_gpu"]} if torch.cuda.is_available() and "share_of_gpu" in spec else {}
 
 
 def start_transformers(spec: Spec) -> Engine:
@@ -88,6 +96,7 @@ def start_vllm(spec: Spec) -> Engine:
         enable_prefix_caching=False,
         max_num_seqs=spec["max_num_seqs"],
         generation_config="vllm",
+        **_share_of_gpu(spec),
     )
 
     def run(prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:

@@ -111,11 +111,6 @@ class Workload:
         """For `LLM.generate`, all at once."""
         return [request.as_prompt() for request in self.requests]
 
-    def waves(self) -> list[list[WorkloadRequest]]:
-        """The requests by turn: everything in a wave may run together once the wave before it has ended."""
-        turns = sorted({request.turn for request in self.requests})
-        return [[request for request in self.requests if request.turn == turn] for turn in turns]
-
     def encoded(self, encode: Callable[[str], list[int]]) -> Workload:
         """A copy with token ids for every text: `llm.tokenizer.encode`, or `word_ids` for a model without a tokenizer."""
         requests = [

@@ -23,6 +23,7 @@ from minivllm.core.step import (
     EngineCoreOutput,
     EngineCoreRequest,
     Executor,
+    ExecutorDeadError,
     FinishReason,
     SchedulerOutput,
     StepHandle,
@@ -124,7 +125,7 @@ class EngineCore:
 
     def step(self) -> list[EngineCoreOutput]:
         """One step from plan to tokens. Returns news of the requests that gained tokens or ended. Never raises for a
-        failed forward: that fails the requests it was for."""
+        failed forward, which fails the requests it was for, unless none can succeed any more (ExecutorDeadError)."""
         self.begin_step()
         return self.end_step()
 
@@ -153,11 +154,11 @@ class EngineCore:
         step, handle = self._in_flight.popleft()
         try:
             result = handle.result()
-        except Exception as error:
-            return self._fail_step(step, error)
         except BaseException as error:
-            self._fail_step(step, error)
-            raise
+            outputs = self._fail_step(step, error)
+            if isinstance(error, ExecutorDeadError) or not isinstance(error, Exception):
+                raise
+            return outputs
         return self._update(step, result)
 
     # The parts of a step, each a method of its own, so that a recorder can time them (observe/recorder.py).

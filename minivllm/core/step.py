@@ -122,6 +122,11 @@ class EngineCoreOutput:
     error: str | None = None
 
 
+class ExecutorDeadError(RuntimeError):
+    """The executor can compute nothing any more: after an illegal memory access, every call to a GPU fails. Raised out of the
+    engine, which then has to be started anew; any other error of a step ends that step's requests alone."""
+
+
 class StepHandle(Protocol):
     """A step in flight."""
 

@@ -17,8 +17,7 @@ REMOVED = float("-inf")
 
 def keep_tokens(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """`allowed_token_ids`: of each row that is in rows, only the tokens token_ids[i] with rows[i] stay."""
-    kept = logits.clone()
-    kept[rows] = REMOVED
+    kept = logits.index_fill(0, rows, REMOVED)
     return kept.index_put((rows, token_ids), logits[rows, token_ids])
 
 

@@ -25,7 +25,7 @@ import zmq
 
 from minivllm.components import Components
 from minivllm.core.engine_core import EngineCore, apply_capabilities
-from minivllm.core.step import EngineCoreOutput, Executor, FinishReason, SchedulerOutput, StepHandle
+from minivllm.core.step import EngineCoreOutput, Executor, ExecutorDeadError, FinishReason, SchedulerOutput, StepHandle
 from minivllm.serving import echo_model, wire
 
 logger = logging.getLogger("minivllm")
@@ -92,6 +92,8 @@ class CoreLoop:
         """One step. A part that breaks (not a failed forward, of which the core fails the requests alone) ends all requests."""
         try:
             return self.core.step()
+        except ExecutorDeadError:
+            raise
         except Exception as error:
             logger.exception("A step broke off; its %d requests fail", len(self._open))
             message = f"A step of the engine broke off: {type(error).__name__}: {error}"
@@ -226,7 +228,13 @@ def main() -> int:
         context.destroy(linger=2000)
         return 1
     threading.Thread(target=_beat, args=(loop, reports), daemon=True).start()
-    loop.run()
+    try:
+        loop.run()
+    except ExecutorDeadError:
+        logger.exception("The engine core ends: it cannot compute any more")
+        reports.close(linger_ms=2000)
+        context.destroy(linger=2000)
+        return 1
     loop.executor.shutdown()
     reports.close(linger_ms=0)
     context.destroy(linger=0)
@@ -241,7 +249,7 @@ def _build(launch: wire.Launch, reports: Reports) -> tuple[EngineCore, CountingE
         runner = echo_model.make_executor(launch.config)
         config = launch.config.resolved("cpu")
         vocab_size, model_max_len, eos = echo_model.make_tokenizer().vocab_size, echo_model.MAX_MODEL_LEN, ()
-        description = f"the echo model, {runner.num_blocks} blocks of {config.block_size}"
+        logger.info("The echo model, KV cache of %d blocks of %d", runner.num_blocks, config.block_size)
     else:
         from minivllm.worker.model_runner import ModelRunner  # torch
 
@@ -249,7 +257,6 @@ def _build(launch: wire.Launch, reports: Reports) -> tuple[EngineCore, CountingE
         config = launch.config.resolved(runner.device_type)
         vocab_size, model_max_len = runner.vocab_size, runner.model_config.max_position_embeddings
         eos = runner.model_config.eos_token_ids
-        description = runner.describe()
     executor = CountingExecutor(runner)
     config = apply_capabilities(config, components).fit_max_model_len(model_max_len, executor.num_blocks)
     core = EngineCore(config, executor, components, vocab_size)
@@ -257,7 +264,7 @@ def _build(launch: wire.Launch, reports: Reports) -> tuple[EngineCore, CountingE
         logger.info("Warming up.")
         runner.warm_up()
     parts = {name: _describe_part(part) for name, part in components.items()}
-    reports.send(wire.Ready(core.config, vocab_size, list(eos), executor.num_blocks, description, parts))
+    reports.send(wire.Ready(core.config, vocab_size, list(eos), executor.num_blocks, parts))
     return core, executor
 
 

@@ -103,11 +103,13 @@ def _traffic(name: str, args: object, out: object) -> int:
 
 def measure_device(device: str = "cpu", dtype: str = "float32", seconds: float = 1.0) -> Device:
     """Measure the ceilings of "cpu" or "cuda" in about `seconds`: a large copy and a large sum (the faster one counts), a large
-    matrix product, and tiny additions one after another. Takes 512 MB for the time being."""
+    matrix product, and tiny additions one after another. Takes 512 MB for the time being, on a GPU up to 4 GB: 256 MB would be
+    read there in about the time that starting and waiting takes."""
     import torch
 
     kind = getattr(torch, dtype)
-    source = torch.ones(256 * 2**20 // kind.itemsize, dtype=kind, device=device)
+    size = 256 << 20 if device == "cpu" else min(2 << 30, torch.cuda.mem_get_info()[0] // 8)
+    source = torch.ones(size // kind.itemsize, dtype=kind, device=device)
     target = torch.empty_like(source)
     n = 8192 if device == "cuda" else 1024
     a, b = torch.randn(2, n, n, device=device).to(kind)

@@ -1,17 +1,21 @@
-"""What the machine is: which device, which dtype is fast on it, how many cores and how much memory this process may use. May
-not know the model, nor the engine's settings beyond their names in messages.
+"""What the machine is: which device, which dtype is fast on it, how many cores and how much memory this process may use. Labs:
+built by none. May not know the model, nor the engine's settings beyond their names in messages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+from minivllm.core.step import ExecutorDeadError
 
 logger = logging.getLogger("minivllm")
 
@@ -19,6 +23,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 CGROUP = Path("/sys/fs/cgroup")
 PROCESS = Path("/proc/self")
 UNKNOWN_RAM = 4 << 30
+
+
+@contextlib.contextmanager
+def device_errors() -> Iterator[None]:
+    """A decorator. Errors after which CUDA refuses every call, such as an illegal memory access or a failed assertion in a
+    kernel (but not an allocation that finds no room), become ExecutorDeadError."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise ExecutorDeadError(f"The GPU computes nothing for this process any more: {error}") from error
 
 
 def choose_device(name: str) -> torch.device:

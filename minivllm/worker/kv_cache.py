@@ -63,7 +63,8 @@ def num_kv_blocks(
         fix = "free some memory"
         if gpu_memory is not None:
             fix = (
-                "raise gpu_memory_utilization, or lower max_num_batched_tokens and max_num_seqs (a step takes what they allow)"
+                "raise gpu_memory_utilization, lower max_num_batched_tokens and max_num_seqs (a step takes what they allow),"
+                " end other programs that use the GPU (nvidia-smi lists them)"
             )
         if config.kv_cache_memory_bytes is not None:
             fix = f"raise kv_cache_memory_bytes to {2 * block} or more"

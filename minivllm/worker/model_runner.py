@@ -39,7 +39,7 @@ from minivllm.models.weights import load_config, load_model
 from minivllm.sampling.rejection import is_answer
 from minivllm.sampling.sampler import INVALID, Penalties, Sampler, SamplerOutput, SamplingMetadata
 from minivllm.sampling_params import SamplingParams
-from minivllm.worker.device import available_memory, choose_device, choose_dtype, limit_threads
+from minivllm.worker.device import available_memory, choose_device, choose_dtype, device_errors, limit_threads
 from minivllm.worker.gpu_memory import GRAPHS, costliest_sampling, free_for_kv_cache, largest_step, needs_memory
 from minivllm.worker.graphs import MOST_RECORDED_ROWS, GraphRunner, compiled, decode_step
 from minivllm.worker.input_batch import InputBatch, PenaltyInputs, StepInputs
@@ -155,15 +155,16 @@ class ModelRunner:
         """The choices made here, in one line."""
         tokens = (self.num_blocks - 1) * self.config.block_size
         size = sum(cache.numel() * cache.element_size() for cache in self.kv_caches)
-        is_compiled = isinstance(self.model, CompiledDecoder)
+        way = "compiled" if isinstance(self.model, CompiledDecoder) else "eager" if self.graphs is None else "graphed"
         return (
-            f"{self.config.model} on {self.device_type} in {self.dtype_name}, {'compiled' if is_compiled else 'eager'},"
+            f"{self.config.model} on {self.device_type} in {self.dtype_name}, {way},"
             f" attention {self.model.attention_backend.name},"
             f" KV cache of {self.num_blocks} blocks of {self.config.block_size} ({tokens} tokens, {size / 2**20:.0f} MiB)"
         )
 
     # ---------------------------------------------------------------- a step
 
+    @device_errors()
     @torch.inference_mode()
     def submit(self, scheduler_output: SchedulerOutput) -> None:
         """Run the forward pass of a step. The tokens of the step before, if it is still in flight, are this one's input: it is
@@ -186,6 +187,7 @@ class ModelRunner:
         self._submitted = inputs, hidden[self._to_device(inputs.logits_indices)]
         self._step = hidden, started
 
+    @device_errors()
     @torch.inference_mode()
     def sample(self, grammar_mask: Any = None) -> StepHandle:
         """Sample the step submitted last."""
@@ -339,6 +341,7 @@ class ModelRunner:
             f" SamplerOutput with token_ids [{num_rows}], integers, and logprobs for the rows that ask."
         )
 
+    @device_errors()
     def _collect(self, inputs: StepInputs, output: SamplerOutput | None) -> StepOutput:
         """Wait for a step's tokens, put them into the batch, and say what came out."""
         result = StepOutput(sampled_token_ids={req_id: [] for req_id in inputs.req_ids})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -232,6 +234,49 @@ def test_auto_on_a_gpu_without_triton_prefills_through_pytorchs_fused_attention(
     backend = get_backend("auto", "cuda", torch.float16)
     assert backend.prefill is sdpa.paged_prefill
     assert backend.decode is reference.paged_decode
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *programs: str) -> None:
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda *_: "a GPU")
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: name if name in programs else None)
+    monkeypatch.delenv("CC", raising=False)
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@needs_triton
+def test_auto_takes_pytorchs_prefill_where_triton_has_no_matrix_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch, (7, 5), "gcc")
+    backend = get_backend("auto", "cuda", torch.float16)
+    assert (backend.name, backend.decode) == ("triton, fused prefill", gpu.paged_decode) and backend.is_capturable
+    assert backend.prefill is sdpa.paged_prefill
+    pretend_gpu(monkeypatch, (8, 0), "clang")
+    assert get_backend("auto", "cuda", torch.float16) is gpu.TRITON
+
+
+@needs_triton
+def test_without_what_triton_builds_with_the_reason_and_the_fix_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_gpu(monkeypatch, (8, 0))
+    with pytest.raises(ValueError, match=r"needs a C compiler.* apt install gcc.* Use attention_backend='auto'"):
+        get_backend("triton", "cuda", torch.float16)
+    monkeypatch.setenv("CC", "/opt/cc")
+    monkeypatch.setattr(gpu.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"needs Python's headers.* has no Python\.h.* apt install python3-dev"):
+        get_backend("triton", "cuda", torch.float16)
+    assert get_backend("auto", "cuda", torch.float16).decode is reference.paged_decode
+
+
+@needs_triton
+def test_one_prefill_kernel_serves_arrays_that_begin_anywhere() -> None:
+    """Behind a batch's decodes their alignment depends on how many these are."""
+    from minivllm.attention.triton_kernels import prefill_kernel
+
+    loose = {p.name for p in prefill_kernel.params if p.do_not_specialize_on_alignment}
+    assert loose == {"query_start_loc", "block_tables", "seq_lens"}
 
 
 def test_unknown_backends_are_refused_by_name() -> None:

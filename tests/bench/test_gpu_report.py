@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +89,42 @@ def test_failed_tests_are_named() -> None:
 def test_all_skipped_is_not_a_success() -> None:
     xml = '<testsuite><testcase classname="a" name="b"><skipped message="no GPU"/></testcase></testsuite>'
     assert "nothing was tested" in gpu_report.read_results(xml)["error"]
+
+
+def test_what_has_been_measured_is_saved_before_the_next_part_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_report, "measure_limits", lambda: {"bandwidth_gb_s": 3000.0})
+    monkeypatch.setattr(gpu_report, "run_tests", lambda limit: {"passed": 7})
+    monkeypatch.setattr(gpu_report, "in_own_process", lambda part, model, bandwidth, limit: {"given": [part, bandwidth]})
+    monkeypatch.setattr(gpu_report, "measure_engine", die)
+    saved: list[dict[str, Any]] = []
+    with pytest.raises(KeyboardInterrupt):
+        gpu_report.make_report("m", lambda report: saved.append(json.loads(json.dumps(report))))
+    assert [list(report["parts"]) for report in saved] == [["device"], ["device", "tests"], ["device", "tests", "kernels"]]
+    assert saved[-1]["parts"]["kernels"]["given"] == ["kernels", 3000.0] and saved[-1]["seconds"] > 0
+
+
+def test_tests_that_take_too_long_are_counted_as_far_as_they_came() -> None:
+    part = gpu_report.read_unfinished(b"a::one PASSED [ 1%]\na::two FAILED [ 2%]\na::passed_it PASSED [ 3%]\na::four ", 130.0)
+    assert part["error"] == "tests/gpu took more than 130 s; until then 2 passed, 1 failed, 0 skipped"
+
+
+def test_a_part_in_a_process_of_its_own_is_read_back_or_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **options: object) -> SimpleNamespace:
+        assert command[1:5] == ["-m", "minivllm.bench.gpu_report", "--part", "kernels"]
+        if ends_well:
+            Path(command[command.index("--json") + 1]).write_text('{"line": "fine"}')
+        return SimpleNamespace(returncode=-6, stdout="", stderr="CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(gpu_report.subprocess, "run", run)
+    ends_well = True
+    assert gpu_report.in_own_process("kernels", "m", 3000.0, 9) == {"line": "fine"}
+    ends_well = False
+    assert gpu_report.in_own_process("kernels", "m", None, 9)["error"] == (
+        "kernels ended with -6: CUDA error: an illegal memory access"
+    )
 
 
 def test_a_part_that_fails_is_written_down_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from minivllm.config import EngineConfig
 from minivllm.core.engine_core import EngineCore
 from minivllm.core.scheduler import Scheduler
-from minivllm.core.step import FinishReason, SchedulerOutput
+from minivllm.core.step import ExecutorDeadError, FinishReason, SchedulerOutput
 from minivllm.sim.echo import EchoExecutor
 from tests.core.harness import Driver, generate, make_engine, make_request, oracle
 
@@ -173,6 +173,17 @@ def test_steps_scheduled_on_top_of_a_failed_one_fail_with_it():
     driver.add(again := make_request("b", [*prompt, 5]))
     answer = driver.run()["b"]
     assert (answer.token_ids, answer.num_cached_tokens) == (oracle(driver.engine, again)[0], 0)
+
+
+def test_an_executor_that_can_compute_nothing_any_more_ends_the_engine():
+    def fault(step: SchedulerOutput) -> None:
+        raise ExecutorDeadError("illegal memory access")
+
+    engine = make_engine(echo={"fault": fault})
+    engine.add_request(make_request("a", 5))
+    with pytest.raises(ExecutorDeadError, match="illegal memory access"):
+        engine.step()
+    assert not engine.has_unfinished_requests()  # none waits for an answer that cannot come
 
 
 def test_an_interrupt_undoes_the_step_and_is_raised():

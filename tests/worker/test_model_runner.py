@@ -16,6 +16,7 @@ from minivllm.core.engine_core import EngineCore
 from minivllm.core.step import (
     CachedRequestData,
     EngineCoreRequest,
+    ExecutorDeadError,
     NewRequestData,
     SchedulerOutput,
     StepHandle,
@@ -180,6 +181,24 @@ def test_a_step_of_chunks_alone_never_reaches_the_sampler(tmp_path: Path) -> Non
     runner = make_runner(tmp_path)
     runner.sampler = None
     assert do(runner, step_of(new("a", [1, 2, 3], [1]), n={"a": 2})).sampled_token_ids == {"a": []}
+
+
+@pytest.mark.parametrize("part", ["model", "sampler", "_to_host"])
+def test_an_error_after_which_the_gpu_refuses_every_call_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def fail(*arguments: Any, **keywords: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    runner = make_runner(tmp_path)
+    if part == "model":
+        monkeypatch.setattr(runner, "_forward", fail)
+    elif part == "sampler":
+        monkeypatch.setattr(runner, "sampler", fail)
+    else:
+        monkeypatch.setattr(runner, "_to_host", fail)
+    with pytest.raises(ExecutorDeadError, match=r"computes nothing for this process any more: CUDA error: an illegal"):
+        do(runner, step_of(new("a", [1, 2], [1])))
 
 
 def test_a_handle_gives_its_result_any_number_of_times(tmp_path: Path) -> None:
