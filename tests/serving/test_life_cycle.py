@@ -147,6 +147,25 @@ def test_kill_9_of_the_core_under_load_fails_open_requests_turns_health_red_and_
     assert slow_echo.process.wait(timeout=20) == 1
 
 
+def test_a_core_that_can_compute_nothing_any_more_ends_as_if_it_were_killed(tmp_path: Path) -> None:
+    """A GPU that refuses every call; here a scheduler says so."""
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "scheduler.py").write_text(
+        "from minivllm.core import scheduler, step\n\n"
+        "class Scheduler(scheduler.Scheduler):\n"
+        "    def schedule(self):\n"
+        "        if any(len(r.output_token_ids) > 5 for r in self.running):\n"
+        "            raise step.ExecutorDeadError('an illegal memory access')\n"
+        "        return super().schedule()\n"
+    )
+    with serving("echo:20", "--components", str(tmp_path)) as server:
+        reader = Reader(server, "reader", 30)
+        reader.join(10)
+        assert reader.text and reader.error is not None and reader.error["code"] == "engine_dead"
+        assert server.get("/health").status_code == 503
+        assert server.process.wait(timeout=20) == 1
+
+
 def test_kill_9_of_the_front_end_leaves_no_core_behind(slow_echo: Server) -> None:
     slow_echo.process.kill()
     eventually(lambda: not is_alive(slow_echo.core_pid))
