@@ -70,6 +70,12 @@ class InputProcessor:
         self.components = components or Components()
         self._num_drawn = itertools.count()
 
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises ValueError for a model without one."""
+        if self.tokenizer is None:
+            raise ValueError(f"{self.config.model} has no tokenizer: pass prompt_token_ids instead of text or messages.")
+        return self.tokenizer
+
     def process(
         self, user_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, arrival_time: float | None = None
     ) -> ProcessedRequest:
@@ -181,7 +187,7 @@ class InputProcessor:
         """The token ids of a bad word: as it stands and, as in vLLM, after a space, if that is as many tokens and another first
         one (else the first spelling already keeps it out)."""
         if self.tokenizer is None:
-            raise ValueError("SamplingParams.bad_words needs a tokenizer, and this model has none.")
+            raise ValueError("SamplingParams.bad_words needs a tokenizer, and this model has none: leave it out.")
         bare, spaced = (self.tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False) for prefix in ("", " "))
         found = [bare]
         if spaced[0] != bare[0] and len(spaced) == len(bare):

@@ -246,9 +246,7 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """Raises ValueError for a model without one."""
-        if self.tokenizer is None:
-            raise ValueError(f"{self.config.model} has no tokenizer: pass prompt_token_ids instead of text or messages.")
-        return self.tokenizer
+        return self.llm_engine.input_processor.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends, a fresh copy. SamplingParams() with generation_config="vllm"."""

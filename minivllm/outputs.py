@@ -1,4 +1,4 @@
-"""What the engine gives back: vLLM's RequestOutput and its parts."""
+"""What the engine gives back: vLLM's RequestOutput and its parts. Labs: built by none. May not know torch or the engine."""
 
 from __future__ import annotations
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from minivllm.text.tokenizer import Tokenizer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -30,6 +34,14 @@ def smollm2() -> Path:
     from minivllm.models.hub import fetch
 
     return fetch("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def sentencepiece() -> Tokenizer:
+    """A small tokenizer of Llama 2's kind: pieces with ▁ for a space, and bytes for what has none."""
+    from tests.text.small_tokenizers import make_sentencepiece
+
+    return make_sentencepiece()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

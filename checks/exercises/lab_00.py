@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Check, Verdict
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import kind_of
 
 Mistake = tuple[float, str]  # what a mistake gives, and the words for it
 
@@ -160,18 +160,17 @@ def _weight_mistakes(sizes: dict[str, int]) -> Iterator[Mistake]:
     yield (
         layers * layer + 2 * head,
         (
-            "The embedding is counted as well. A step does not read that matrix, only one row a token; the one that"
-            " makes logits is"
-            " read whole."
+            "The embedding is counted as well. A step does not read that matrix, only one row a token; the one that makes"
+            " logits is read whole."
         ),
     )
     yield (
         layers * sum(_matrices(sizes, num_kv_heads=sizes["num_heads"]).values()) + head,
-        ("k and v are counted as wide as q. They have num_kv_heads heads, which are fewer (grouped queries)."),
+        "k and v are counted as wide as q. They have num_kv_heads heads, which are fewer (grouped queries).",
     )
     yield (
         layers * sum(_matrices(sizes, num_heads=sizes["num_kv_heads"]).values()) + head,
-        ("q and o are counted as narrow as k and v. They have num_heads heads."),
+        "q and o are counted as narrow as k and v. They have num_heads heads.",
     )
     square = layer - matrices["q"] - matrices["o"] + 2 * sizes["hidden_size"] ** 2
     yield (
@@ -219,11 +218,8 @@ def _step_mistakes(case: Case, weights: int) -> Iterator[Mistake]:
     (B, context, size), sizes, kv = case["rest"], case["sizes"], _kv_per_token(case["sizes"])
     yield (
         B * (weights + context * kv) * size,
-        (
-            "The weights are counted once for each sequence. One step reads them once, however many sequences share"
-            " it: that is why"
-            " batching pays."
-        ),
+        "The weights are counted once for each sequence. One step reads them once, however many sequences share it: that is why"
+        " batching pays.",
     )
     yield (
         (weights + context * kv) * size,
@@ -242,19 +238,19 @@ def _step_mistakes(case: Case, weights: int) -> Iterator[Mistake]:
     )
     yield (
         weights * size + B * context * kv,
-        ("The KV cache is counted in numbers, not in bytes. kv_bytes_per_token takes dtype_bytes as its second argument."),
+        "The KV cache is counted in numbers, not in bytes. kv_bytes_per_token takes dtype_bytes as its second argument.",
     )
     yield (
         weights * size + B * context * kv * 2,
-        (f"The KV cache is counted with 2 bytes a number (kv_bytes_per_token's default), and dtype_bytes is {size}."),
+        f"The KV cache is counted with 2 bytes a number (kv_bytes_per_token's default), and dtype_bytes is {size}.",
     )
     yield (
         weights * size + B * context * kv * size**2,
-        ("The KV cache was multiplied by dtype_bytes twice: kv_bytes_per_token(config, dtype_bytes) gives bytes already."),
+        "The KV cache was multiplied by dtype_bytes twice: kv_bytes_per_token(config, dtype_bytes) gives bytes already.",
     )
     yield (
         (weights + B * (context + 1) * kv) * size,
-        (f"One token too many in each sequence's cache: context_len, {context}, counts all of them."),
+        f"One token too many in each sequence's cache: context_len, {context}, counts all of them.",
     )
     yield (
         (weights + (B + context) * kv) * size,
@@ -267,7 +263,7 @@ def _step_mistakes(case: Case, weights: int) -> Iterator[Mistake]:
     )
     yield (
         (weights + B * context * kv * sizes["num_heads"] // sizes["num_kv_heads"]) * size,
-        ("The KV cache is counted with num_heads. It keeps num_kv_heads heads, which are fewer."),
+        "The KV cache is counted with num_heads. It keeps num_kv_heads heads, which are fewer.",
     )
     yield (weights * size + B * context * kv) * size, "The weights were multiplied by dtype_bytes twice."
     for value, why in _weight_mistakes(sizes):
@@ -362,8 +358,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _no_number(value: Any) -> Verdict:
-    shown = str(value) if isinstance(value, Opaque) else f"a {type(value).__name__}"
-    return Verdict("wrong type", f"It should return one number, and returned {shown}.")
+    return Verdict("wrong type", f"It should return one number, and returned {kind_of(value)}.")
 
 
 def _same(a: float, b: float) -> bool:
@@ -377,9 +372,8 @@ CHECKS = {
         minutes=3,
         difficulty=1,
         hints=(
-            "This is what a hint looks like: one at a time, from a nudge to nearly the answer. Twice a number is the"
-            " number and the"
-            " number again.",
+            "This is what a hint looks like: one at a time, from a nudge to nearly the answer. Twice a number is the number and"
+            " the number again.",
             "`x + 2` and twice x are the same for x = 2 only. Multiply.",
         ),
     ),
@@ -389,9 +383,8 @@ CHECKS = {
         minutes=12,
         difficulty=1,
         hints=(
-            "streamed_parameters: go down the table of the seven matrices. A matrix from a to b numbers holds a * b."
-            " Add up one layer,"
-            " multiply by the number of layers, then add the matrix that makes logits, once.",
+            "streamed_parameters: go down the table of the seven matrices. A matrix from a to b numbers holds a * b. Add up one"
+            " layer, multiply by the number of layers, then add the matrix that makes logits, once.",
             "q and o have num_heads * head_dim on one side, k and v num_kv_heads * head_dim. All three matrices of the MLP hold"
             " hidden_size * intermediate_size.",
             "decode_step_bytes: which part does the whole batch share, and which does each sequence bring? Weights:"

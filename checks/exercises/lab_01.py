@@ -21,8 +21,7 @@ from checks.exercises.lab_01_oracle import (
     layer,
     rope,
 )
-from checks.exercises.words import count
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import count, kind_of, numbers
 
 # ---------------------------------------------------------------------------------------------------------- 1.1 apply_rope
 
@@ -239,18 +238,17 @@ def judge_layer(case: Case, output: Any) -> Verdict:
     ]
     why = next(
         (words for change, words in LAYER_MISTAKES if _close(returned, layer(case, **change), slack)),
-        _first_part(case, returned),
+        _first_part(case),
     )
     return Verdict("wrong value", "\n".join([*lines, why]).rstrip())
 
 
-def _first_part(case: Case, returned: torch.Tensor) -> str:
+def _first_part(case: Case) -> str:
     """No known mistake: say where to look, by what the layer adds to the residual stream in each half."""
     half = layer(case, mlp="none")
     return (
-        f"To compare with, for the last token: after attention and its residual the stream is {_numbers(half[-1])};"
-        f" the MLP adds"
-        f" {_numbers((layer(case) - half)[-1])}. Print yours."
+        f"To compare with, for the last token: after attention and its residual the stream is {_numbers(half[-1])}; the MLP"
+        f" adds {_numbers((layer(case) - half)[-1])}. Print yours."
     )
 
 
@@ -263,8 +261,7 @@ def _judge_form(case: Case, output: Any, *inputs: str, like: str) -> Verdict | N
     if returned is None:
         return Verdict("wrong type", "It returned None. Is a `return` missing?")
     if not isinstance(returned, torch.Tensor):
-        shown = str(returned) if isinstance(returned, Opaque) else f"a {type(returned).__name__}"
-        return Verdict("wrong type", f"It should return a tensor, and returned {shown}.")
+        return Verdict("wrong type", f"It should return a tensor, and returned {kind_of(returned)}.")
     wanted = case[like]
     if returned.shape != wanted.shape:
         return Verdict(
@@ -303,8 +300,7 @@ def _shown(x: torch.Tensor) -> str:
 
 
 def _numbers(row: torch.Tensor) -> str:
-    shown = ", ".join(f"{round(v, 3) + 0:.3f}" for v in row.tolist()[:6])
-    return f"[{shown}{', ...' if len(row) > 6 else ''}]"
+    return numbers(row.double().round(decimals=3) + 0, 6, ".3f")  # + 0: no "-0.000"
 
 
 CHECKS = {
@@ -314,13 +310,11 @@ CHECKS = {
         minutes=12,
         difficulty=2,
         hints=(
-            "Start from the angles: positions [T] times frequencies [D/2] is a table [T, D/2]. The frequencies are"
-            " theta ** (-2i / D) for"
-            " i = 0 .. D/2 - 1, so torch.arange(0, D, 2) / D is the exponent without its sign. Loops are right too: for each"
-            " token t and plane i one angle, and with it the numbers i and i + D/2 of each of its heads.",
-            "cos and sin are [T, D/2], x is [T, num_heads, D]. Give them a dimension for the heads: cos[:, None, :]."
-            " And cut x in"
-            " two halves, first and second, with x.chunk(2, dim=-1).",
+            "Start from the angles: positions [T] times frequencies [D/2] is a table [T, D/2]. The frequencies are theta **"
+            " (-2i / D) for i = 0 .. D/2 - 1, so torch.arange(0, D, 2) / D is the exponent without its sign. Loops are right"
+            " too: for each token t and plane i one angle, and with it the numbers i and i + D/2 of each of its heads.",
+            "cos and sin are [T, D/2], x is [T, num_heads, D]. Give them a dimension for the heads: cos[:, None, :]. And cut x"
+            " in two halves, first and second, with x.chunk(2, dim=-1).",
             "angles = positions[:, None].float() * frequencies\nnew first  = first * cos - second * sin\n"
             "new second = second * cos + first * sin\ntorch.cat the two along the last dimension; .to(x.dtype) at the end",
         ),
@@ -339,8 +333,7 @@ CHECKS = {
             " (torch.arange(S - T, S)) and where each key stands (torch.arange(S)), and compare [:, None] with [None, :].",
             "hidden = key position > query position; with a window also key position <= query position - window. Then"
             ' scores.masked_fill(hidden, float("-inf")).softmax(-1), and torch.einsum("hts,shd->thd", weights, v). Do'
-            " it in float32 and"
-            " return .to(q.dtype).",
+            " it in float32 and return .to(q.dtype).",
         ),
     ),
     "1.3": Check(
@@ -351,9 +344,8 @@ CHECKS = {
         hints=(
             "Two halves of the same form: x = x + something(rms_norm(x)). In the first, something is attention; in"
             " the second, the MLP.",
-            "First half: q, k and v are F.linear(h, weights.q_proj) and so on, each cut into heads with .view(len(x),"
-            " -1, weights.head_dim)."
-            " Turn q and k, attend, .flatten(1), then o_proj. Add to x.",
+            "First half: q, k and v are F.linear(h, weights.q_proj) and so on, each cut into heads with .view(len(x), -1,"
+            " weights.head_dim). Turn q and k, attend, .flatten(1), then o_proj. Add to x.",
             "Second half: h = rms_norm(x, weights.post_attention_layernorm, eps), then"
             " F.linear(F.silu(gate) * up, weights.down_proj), with gate and up made from h. Add to x.",
         ),

@@ -70,9 +70,8 @@ ROPE_MISTAKES: tuple[Mistake, ...] = (
     ({"at": "rows"}, "It turned by the row's number in x. Turn by the token's position: positions[t]."),
     (
         {"at": "heads"},
-        "Head h was turned by the angle of token h: cos and sin, [T, D/2], lined up with the heads of x. Give them a"
-        " dimension for heads,"
-        " [T, 1, D/2].",
+        "Head h was turned by the angle of token h: cos and sin, [T, D/2], lined up with the heads of x. Give them a dimension"
+        " for heads, [T, 1, D/2].",
     ),
     ({"at": "from 1"}, "It turned by the position plus one. Positions begin at 0, and position 0 is not turned at all."),
     ({"exponent": "i/D"}, "The exponents are half of what they should be: plane i turns by theta ** (-2i / D) a position."),
@@ -149,9 +148,8 @@ ATTENTION_MISTAKES: tuple[Mistake, ...] = (
     ({"mask": "none"}, "There is no mask: queries see positions after their own."),
     (
         {"mask": "top-left"},
-        "The mask is aligned at the top left: query i saw positions 0 .. i. The queries are the *last* T of the S"
-        " positions: query i is"
-        " at S - T + i. (torch's is_causal=True aligns at the top left too.)",
+        "The mask is aligned at the top left: query i saw positions 0 .. i. The queries are the *last* T of the S positions:"
+        " query i is at S - T + i. (torch's is_causal=True aligns at the top left too.)",
     ),
     ({"mask": "strict"}, "A query does not see its own position. It does: the mask begins after it."),
     ({"mask": "one more"}, "Each query sees one position too many, the one after its own."),

@@ -10,14 +10,14 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from checks.exercises import RIGHT, Case, Check, Verdict
 from checks.exercises.lab_02_run import best_next_tokens
-from checks.exercises.words import count, times
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import count, described, numbers, times
 from minivllm.sampling_params import GREEDY_EPS
 
 NEG_INF = float("-inf")
@@ -51,23 +51,33 @@ def _favourites(case: Case, token_ids: list[int]) -> list[int]:
 
 
 def judge_generate(case: Case, output: Any) -> Verdict:
-    prompt, new = case["prompt"], case["max_new_tokens"]
-    returned, calls = output["returned"], output["calls"]
-    if returned is None:
-        return Verdict("wrong type", "It returned None. Is a `return` missing?")
-    if output["tensors"]:
-        return Verdict("wrong type", tensors_reason(output["tensors"]))
-    if not isinstance(returned, (list, tuple)) or not all(type(t) is int for t in returned):
-        return Verdict("wrong type", f"It should return a list of token ids (integers), and returned {_show(returned)}.")
-    produced = list(returned)
-    if produced[: len(prompt)] == prompt and len(produced) == len(prompt) + new and new:
-        return Verdict("wrong value", f"It returned the prompt as well: {produced}. Return the new tokens only ({new}).")
+    produced = new_tokens(case, output)
+    if isinstance(produced, Verdict):
+        return produced
+    prompt = case["prompt"]
     return (
-        _judge_calls(prompt, new, produced, calls) or _judge_tokens(case, produced) or _judge_prompt(prompt, output["prompt"])
+        _judge_calls(prompt, case["max_new_tokens"], produced, output["calls"])
+        or _judge_tokens(case, produced)
+        or _judge_prompt(prompt, output["prompt"])
     )
 
 
-def tensors_reason(tensors: str) -> str:
+def new_tokens(case: Case, output: Any) -> list[int] | Verdict:
+    """What 2.1 and 3.2 ask for, a list of token ids without the prompt's; or what is returned instead."""
+    prompt, new, returned = case["prompt"], case["max_new_tokens"], output["returned"]
+    if returned is None:
+        return Verdict("wrong type", "It returned None. Is a `return` missing?")
+    if output["tensors"]:
+        return Verdict("wrong type", _tensors_reason(output["tensors"]))
+    if not isinstance(returned, (list, tuple)) or not all(type(t) is int for t in returned):
+        return Verdict("wrong type", f"It should return a list of token ids (integers), and returned {described(returned)}.")
+    produced = list(returned)
+    if produced[: len(prompt)] == prompt and len(produced) == len(prompt) + new and new:
+        return Verdict("wrong value", f"It returned the prompt as well: {produced}. Return the new tokens only ({new}).")
+    return produced
+
+
+def _tensors_reason(tensors: str) -> str:
     """Tokens that are right, and are tensors."""
     if tensors == "whole":
         return "It should return a list of integers, and returned a tensor: .tolist() makes a list of it."
@@ -159,7 +169,7 @@ def _judge_form(case: Case, output: Any) -> Verdict | None:
     if returned is None:
         return Verdict("wrong type", "It returned None. Is a `return` missing?")
     if not isinstance(returned, torch.Tensor):
-        return Verdict("wrong type", f"It should return a tensor of logits, and returned {_show(returned)}.")
+        return Verdict("wrong type", f"It should return a tensor of logits, and returned {described(returned)}.")
     if returned.shape != logits.shape:
         return Verdict("wrong shape", f"It returned shape {list(returned.shape)} for logits of shape {list(logits.shape)}.")
     if returned.dtype != torch.float32:
@@ -481,22 +491,11 @@ def _set(tokens: frozenset[int]) -> str:
     return f"token{'s' if len(tokens) > 1 else ''} {shown}" + (f", ... ({len(tokens)} in all)" if len(tokens) > 8 else "")
 
 
+_numbers = partial(numbers, n=8, spec=".4g")
+
+
 def _short(value: float) -> str:
     return "-inf" if value == NEG_INF else f"{value:.2f}"
-
-
-def _numbers(row: torch.Tensor) -> str:
-    values = ", ".join(f"{x:.4g}" for x in row.tolist()[:8])
-    return f"[{values}{', ...' if len(row) > 8 else ''}]"
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, Opaque):
-        return str(value)
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    text = repr(value)
-    return text if len(text) < 60 else f"a {type(value).__name__}"
 
 
 CHECKS = {
@@ -537,9 +536,8 @@ CHECKS = {
             " needed?",
             "A token stays if the probabilities *before* it add up to less than p. Then the one that crosses the line stays,"
             " and so does the first token, whatever p is. The sum before a token is `cumsum - probs`.",
-            "The mask you have is in sorted order. `order` from `sort` says where each column came from, so"
-            " `mask.scatter(-1, order, mask)` brings it back. Keep rows with p >= 1 out of it: rounding can make cumsum reach 1"
-            " early.",
+            "The mask you have is in sorted order. `order` from `sort` says where each column came from, so `mask.scatter(-1,"
+            " order, mask)` brings it back. Keep rows with p >= 1 out of it: rounding can make cumsum reach 1 early.",
         ),
     ),
 }

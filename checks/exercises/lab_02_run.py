@@ -23,7 +23,7 @@ class ToyModel:
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         if not isinstance(token_ids, torch.Tensor) or token_ids.dim() != 1 or token_ids.dtype != torch.int64:
-            raise TypeError(f"model(token_ids) takes a 1-D tensor of int64 token ids, and was given {_describe(token_ids)}")
+            raise TypeError(f"model(token_ids) takes a 1-D tensor of int64 token ids, and was given {describe(token_ids)}")
         if len(token_ids) == 0:
             raise ValueError("model(token_ids) was called with no tokens at all")
         if len(self.calls) >= self.max_calls:
@@ -42,10 +42,10 @@ def best_next_tokens(token_ids: list[int], vocab_size: int, salt: int) -> list[i
     return favourites
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)} and dtype {str(value.dtype).removeprefix('torch.')}"
-    return f"a {type(value).__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def run_generate(module: ModuleType, case: Case) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from checks.exercises import RIGHT, Case, Check, Verdict
-from checks.exercises.lab_02 import tensors_reason
+from checks.exercises.lab_02 import new_tokens
 from checks.exercises.lab_03_run import favourites, numbered
-from checks.exercises.words import count, is_or_are, times
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import count, described, is_or_are, times
 
 # ------------------------------------------------------------------------------------------------ 3.1 ContiguousKVCache
 
@@ -108,7 +107,7 @@ def _judge_view(
 ) -> Verdict | None:
     returned, length = answer["returned"], held[layer]
     if not isinstance(returned, (tuple, list)) or len(returned) != 2 or not all(isinstance(x, torch.Tensor) for x in returned):
-        return Verdict("wrong type", f"It should return two tensors, (keys, values), and returned {_show(returned)}.")
+        return Verdict("wrong type", f"It should return two tensors, (keys, values), and returned {described(returned)}.")
     wanted = [length, case["heads"], case["dim"]]
     for name, tensor in zip(("keys", "values"), returned, strict=True):
         if list(tensor.shape) != wanted:
@@ -202,24 +201,15 @@ def _favourites(case: Case, tokens: list[int]) -> list[int]:
 
 
 def judge_generate(case: Case, output: Any) -> Verdict:
-    prompt, new = case["prompt"], case["max_new_tokens"]
-    returned, calls = output["returned"], output["calls"]
-    if returned is None:
-        return Verdict("wrong type", "It returned None. Is a `return` missing?")
-    if output["tensors"]:
-        return Verdict("wrong type", tensors_reason(output["tensors"]))
-    if not isinstance(returned, (list, tuple)) or not all(type(t) is int for t in returned):
-        return Verdict("wrong type", f"It should return a list of token ids (integers), and returned {_show(returned)}.")
-    produced = list(returned)
-    if produced[: len(prompt)] == prompt and len(produced) == len(prompt) + new:
-        return Verdict("wrong value", f"It returned the prompt as well: {produced}. Return the new tokens only ({new}).")
-    wrong = _judge_calls(case, produced, calls) or _judge_tokens(case, produced)
+    produced = new_tokens(case, output)
+    if isinstance(produced, Verdict):
+        return produced
+    wrong = _judge_calls(case, produced, output["calls"]) or _judge_tokens(case, produced)
     if wrong:
         return wrong
-    if output["prompt"] != prompt:
-        return Verdict(
-            "input changed", f"The tokens are right, but the caller's list was changed from {prompt} to {output['prompt']}."
-        )
+    before, after = case["prompt"], output["prompt"]
+    if before != after:
+        return Verdict("input changed", f"The tokens are right, but the caller's list was changed from {before} to {after}.")
     return RIGHT
 
 
@@ -322,7 +312,7 @@ def judge_left_pad(case: Case, output: Any) -> Verdict:
     prompts, returned = case["prompts"], output["returned"]
     B, T = len(prompts), max(map(len, prompts))
     if not isinstance(returned, (tuple, list)) or len(returned) != 3 or not all(isinstance(x, torch.Tensor) for x in returned):
-        told = f"It should return three tensors, (token_ids, mask, positions), and returned {_show(returned)}."
+        told = f"It should return three tensors, (token_ids, mask, positions), and returned {described(returned)}."
         return Verdict("wrong type", told)
     kinds = (torch.int64, torch.bool, torch.int64)
     if returned[1].dtype == torch.int64 and returned[2].dtype == torch.bool:
@@ -427,7 +417,7 @@ def judge_memory(case: Case, output: Any) -> Verdict:
             "wrong type", f"It should return a whole number, an int, and returned {output!r}, a float.{whole} Integers have //."
         )
     if type(output) is not int:
-        return Verdict("wrong type", f"It should return an int, and returned {_show(output)}.")
+        return Verdict("wrong type", f"It should return an int, and returned {described(output)}.")
     return _judge_bytes(case, output) if case["function"] == "kv_bytes_per_token" else _judge_concurrency(case, output)
 
 
@@ -480,17 +470,6 @@ def _judge_concurrency(case: Case, output: int) -> Verdict:
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, Opaque):
-        return str(value)
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    if value is None:
-        return "None (is a `return` missing?)"
-    text = repr(value)
-    return text if len(text) < 60 else f"a {type(value).__name__} of {len(value)}"
 
 
 CHECKS = {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from checks.exercises import Case
-from checks.exercises.lab_02_run import tensors_in
+from checks.exercises.lab_02_run import describe, tensors_in
 
 # ------------------------------------------------------------------------------------------------ 3.1 ContiguousKVCache
 
@@ -99,7 +99,7 @@ class ToyCachedModel:
         _must_be_ids("token_ids", token_ids)
         _must_be_ids("positions", positions)
         if not isinstance(cache, ToyCache):
-            raise TypeError(f"model(token_ids, positions, cache) takes the cache you were given, and got {_describe(cache)}")
+            raise TypeError(f"model(token_ids, positions, cache) takes the cache you were given, and got {describe(cache)}")
         if len(token_ids) != len(positions):
             raise ValueError(f"{len(token_ids)} token ids came with {len(positions)} positions: each token has one")
         if len(token_ids) == 0:
@@ -124,13 +124,7 @@ def favourites(tokens: list[int], positions: list[int], vocab_size: int, salt: i
 
 def _must_be_ids(name: str, value: Any) -> None:
     if not isinstance(value, torch.Tensor) or value.dim() != 1 or value.dtype != torch.int64:
-        raise TypeError(f"model: {name} must be a 1-D tensor of int64, and is {_describe(value)}")
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)} and dtype {str(value.dtype).removeprefix('torch.')}"
-    return "None" if value is None else f"a {type(value).__name__}"
+        raise TypeError(f"model: {name} must be a 1-D tensor of int64, and is {describe(value)}")
 
 
 def run_generate(module: ModuleType, case: Case) -> dict[str, Any]:

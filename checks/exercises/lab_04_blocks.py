@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Verdict
-from checks.exercises.words import count, is_or_are
-from checks.sandbox.plain import Opaque
+from checks.exercises.blocks_run import NUMBER
+from checks.exercises.words import count, described, is_or_are
 
 # ------------------------------------------------------------------------------------------------------- 4.1 BlockPool
 
@@ -140,10 +140,10 @@ def _judge_allocate(ledger: _Ledger, n: int, owner: str, answer: dict[str, Any],
         return _judge_allocate_error(n, free, answer["num_free"], *answer["error"])
     returned = answer["returned"]
     if not fits:
-        told = f"it returned {_show(returned)} although {_only(free)} free. It should raise ValueError, and take nothing."
+        told = f"it returned {described(returned)} although {_only(free)} free. It should raise ValueError, and take nothing."
         return Verdict("wrong value", told)
     if not isinstance(returned, list) or not all(type(block) is int for block in returned):
-        return Verdict("wrong type", f"it should return a list of {_count(n)}, and returned {_show(returned)}.")
+        return Verdict("wrong type", f"it should return a list of {_count(n)}, and returned {described(returned)}.")
     if len(returned) != n:
         return Verdict("wrong value", f"it returned {_count(len(returned))}, {returned}, and should return {n}.")
     for block in returned:
@@ -353,7 +353,7 @@ def _judge_slots_call(
         return strange
     if needed > free:
         if returned is not None:
-            told = f"{state} But {_only(free)} free: it should return None, and returned {_show(returned)}."
+            told = f"{state} But {_only(free)} free: it should return None, and returned {described(returned)}."
             return Verdict("wrong value", told)
         return _judge_tables(tables, answer) or _judge_untouched(answer, free, state)
     if returned is None and not needed:
@@ -362,7 +362,7 @@ def _judge_slots_call(
     if returned is None:
         return Verdict("wrong value", f"{state} Of {_count(free)} free, it returned None. Is a `return` missing?")
     if not isinstance(returned, list) or not all(type(block) is int for block in returned):
-        return Verdict("wrong type", f"It should return a list of the new blocks, and returned {_show(returned)}.")
+        return Verdict("wrong type", f"It should return a list of the new blocks, and returned {described(returned)}.")
     if len(returned) != needed:
         return Verdict("wrong value", f"{state} It returned {len(returned)}.{_count_reason(step, size, table, returned)}")
     tables[owner] = [*table, *returned]
@@ -418,12 +418,14 @@ def _judge_tables(tables: dict[str, list[int]], answer: dict[str, Any]) -> Verdi
         wanted, there = tables.get(owner, []), found.get(owner, [])
         if wanted == there or (not wanted and not there):
             continue
-        told = f"Afterwards the block table of {owner} is {_show(there)}, and should be {wanted}."
+        told = f"Afterwards the block table of {owner} is {described(there)}, and should be {wanted}."
         if not isinstance(there, list):
             told += " It is a list of blocks."
         elif owner not in found and owner in tables:
             told += f" req_to_blocks has no entry {owner!r}. Its keys are request ids (request.request_id)."
             told += " Was the list stored there?"
+        elif NUMBER in there:
+            told += " It holds the blocks themselves, not their numbers: they go back to the pool."
         elif wanted[-len(there) :] == there:
             told += " The new blocks join those it has, behind them."
         elif len(there) > len(wanted):
@@ -454,12 +456,3 @@ def _blocks(n: int) -> str:
 
 def _only(n: int) -> str:
     return f"{'only ' if n else ''}{_blocks(n)}"
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, Opaque):
-        return str(value)
-    if value is None:
-        return "None (is a `return` missing?)"
-    text = repr(value)
-    return text if len(text) < 60 else f"a {type(value).__name__} of {len(value)}"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from checks.exercises import Case
+from checks.exercises.blocks_run import ids_of
 from minivllm.core.block_pool import BlockPool
 
 # ------------------------------------------------------------------------------------------------------- 4.1 BlockPool
@@ -60,14 +61,6 @@ def _no_blocks(returned: Any) -> str | None:
     """The type of the first element of a list that is no block."""
     items = returned if isinstance(returned, (list, tuple)) else ()
     return next((type(item).__name__ for item in items if not hasattr(item, "block_id")), None)
-
-
-def ids_of(returned: Any) -> Any:
-    """Blocks as their numbers; what is no list of blocks as it is."""
-    if isinstance(returned, (list, tuple)):
-        ids = [getattr(block, "block_id", block) for block in returned]
-        return ids if isinstance(returned, list) else tuple(ids)
-    return returned
 
 
 # --------------------------------------------------------------------------------------------------- 4.2 allocate_slots

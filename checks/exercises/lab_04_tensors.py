@@ -11,8 +11,7 @@ import torch
 
 from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.lab_04_run import decode_inputs, new_tokens, old_cache
-from checks.exercises.words import count
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import count, described, numbers
 
 # ----------------------------------------------------------------------------------------------------- 4.3 slot_mapping
 
@@ -50,7 +49,7 @@ def judge_mapping(case: Case, output: Any) -> Verdict:
     if "slots" not in output:
         made = " np.array(...) makes one of it." if isinstance(output["returned"], list) else ""
         return Verdict(
-            "wrong type", f"It should return a NumPy array of slots, and returned {_show(output['returned'])}.{made}"
+            "wrong type", f"It should return a NumPy array of slots, and returned {described(output['returned'])}.{made}"
         )
     slots = output["slots"]
     if output["shape"] != [len(positions)]:
@@ -245,7 +244,7 @@ def _decode_case(seed: int, block_tables: list[list[int]], seq_lens: list[int], 
 def judge_decode(case: Case, output: Any) -> Verdict:
     inputs, returned = decode_inputs(case), output["returned"]
     if not isinstance(returned, torch.Tensor):
-        return Verdict("wrong type", f"It should return a tensor, and returned {_show(returned)}.")
+        return Verdict("wrong type", f"It should return a tensor, and returned {described(returned)}.")
     if returned.shape != inputs["q"].shape:
         told = f"It returned shape {list(returned.shape)}, and should return q's: {list(inputs['q'].shape)}, [B, H, D]."
         return Verdict("wrong shape", told)
@@ -276,7 +275,7 @@ def _judge_row(case: Case, inputs: dict[str, torch.Tensor], returned: torch.Tens
     wanted = _attend(inputs, row, head, slots, kv_head)
     if is_right(wanted):
         return None
-    told = f"it returned {_numbers(found)}, and should return {_numbers(wanted)}."
+    told = f"it returned {numbers(found)}, and should return {numbers(wanted)}."
     if found.isnan().any():
         if case["stale"] == "nan":
             return told + (
@@ -377,18 +376,3 @@ def _used(case: Case, row: int) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------------------------------- words
-
-
-def _numbers(row: torch.Tensor) -> str:
-    return f"[{', '.join(f'{x:.3g}' for x in row.tolist()[:4])}{', ...' if len(row) > 4 else ''}]"
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, Opaque):
-        return str(value)
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    if value is None:
-        return "None (is a `return` missing?)"
-    text = repr(value)
-    return text if len(text) < 60 else f"a {type(value).__name__} of {len(value)}"

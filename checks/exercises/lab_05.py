@@ -12,7 +12,7 @@ from typing import Any
 
 from checks.exercises import RIGHT, Case, Check, Verdict
 from checks.exercises.lab_05_steps import SIZE, World, judge_steps, limits_broken, steps_case, whole_prompts
-from checks.exercises.words import count, is_or_are, times
+from checks.exercises.words import count, is_or_are, kind_of, times
 from checks.sandbox.plain import Opaque
 
 # ------------------------------------------------------------------------------------------------------- 5.1 wasted_slots
@@ -43,8 +43,7 @@ def judge_wasted(case: Case, output: Any) -> Verdict:
     batches = _batches(lengths, size)
     wanted = _wasted(batches)
     if isinstance(returned, bool) or not isinstance(returned, (int, float)):
-        told = f"a {type(returned).__name__}" if not isinstance(returned, Opaque) else str(returned)
-        told = "None. Is a `return` missing?" if returned is None else f"{told}."
+        told = "None. Is a `return` missing?" if returned is None else f"{kind_of(returned)}."
         return Verdict("wrong type", f"It should return a number of slots, and returned {told}")
     if returned != wanted:
         why = next((why for value, why in _wasted_slips(lengths, size) if value == returned), "")
@@ -415,9 +414,8 @@ def _wrong_preempt(victim: str, found: dict[str, Any], wanted: dict[str, Any], c
         return f"{told} What it has written stays: the user may have read it. Only its KV is lost."
     if found["num_computed_tokens"] != 0:
         return (
-            f"its num_computed_tokens is {found['num_computed_tokens']}. Its blocks are gone and will be another's, so"
-            " nothing of it"
-            " is computed: 0."
+            f"its num_computed_tokens is {found['num_computed_tokens']}. Its blocks are gone and will be another's, so nothing"
+            " of it is computed: 0."
         )
     if found["status"] != "preempted":
         return f"its status is {found['status']!r}, and should be RequestStatus.PREEMPTED."
@@ -427,9 +425,8 @@ def _wrong_preempt(victim: str, found: dict[str, Any], wanted: dict[str, Any], c
         return "self.preempted_req_ids holds the request; its request_id is wanted."
     if found["told"] != wanted["told"]:
         return (
-            f"self.preempted_req_ids is {found['told']}, and should be {wanted['told']}. The worker hears of it there; else"
-            " it keeps"
-            " the request, with a block table that is another's by now."
+            f"self.preempted_req_ids is {found['told']}, and should be {wanted['told']}. The worker hears of it there; else it"
+            " keeps the request, with a block table that is another's by now."
         )
     earlier = case.get("num_preemptions", 0)
     if found["num_preemptions"] != earlier + 1 and earlier:
@@ -469,9 +466,8 @@ CHECKS = {
         hints=(
             "Take the first batch alone. How many steps does it run? How many slots is that, and how many of them hold a"
             " token?",
-            "`lengths[i : i + batch_size]` for i = 0, batch_size, 2 * batch_size, ... are the batches. The last may be"
-            " shorter, and"
-            " slicing takes care of that.",
+            "`lengths[i : i + batch_size]` for i = 0, batch_size, 2 * batch_size, ... are the batches. The last may be shorter,"
+            " and slicing takes care of that.",
             "for each batch: wasted += max(batch) * len(batch) - sum(batch)",
         ),
     ),
@@ -482,8 +478,7 @@ CHECKS = {
         difficulty=1,
         hints=(
             "There are two ways to end: the token says so, or there may be no more. Which one should the user be told if both"
-            " are"
-            " true?",
+            " are true?",
             "`token_id in request.stop_eos_ids` and `token_id in request.stop_token_ids` are the first way. The second compares"
             " request.num_output_tokens, which counts token_id already, with request.max_tokens.",
             "if token_id is in either set: return FinishReason.STOP\nif request.num_output_tokens >= request.max_tokens: return"
@@ -497,13 +492,10 @@ CHECKS = {
         difficulty=3,
         hints=(
             "Two loops. The first takes requests from the front of the line, until something is in the way: what can that be?"
-            " Only if"
-            " it took nobody, the second goes through those who run.",
+            " Only if it took nobody, the second goes through those who run.",
             "First loop: while somebody waits and there is a seat, peek, compare num_tokens with the budget that is left,"
-            " admit."
-            " Stop at the first that does not fit. Second loop: over a copy of self.running; skip whoever is not RUNNING any"
-            " more;"
-            " stop when advance says False.",
+            " admit. Stop at the first that does not fit. Second loop: over a copy of self.running; skip whoever is not RUNNING"
+            " any more; stop when advance says False.",
             "step = self.open_step(); budget = self.max_num_batched_tokens\nwhile self.waiting and len(self.running) <"
             " self.max_num_seqs:\n    request = self.waiting.peek(); n = request.num_tokens\n    if n > budget, or not"
             " self.admit(step, request, n): break\n    budget -= n\nif step.num_scheduled_tokens is empty:\n    for request in"
@@ -518,14 +510,11 @@ CHECKS = {
         difficulty=2,
         hints=(
             "The victim should be the one whose loss hurts least: who would have been served last? Then think of all who must"
-            " hear"
-            " of it: the pool, both queues, the request itself, the worker.",
+            " hear of it: the pool, both queues, the request itself, the worker.",
             "FCFS: the last of self.running. Priority: the largest sort_key among them (`max(..., key=...)`). preempt: free"
-            " first, then"
-            " move the request from one queue to the other, then correct its counters.",
+            " first, then move the request from one queue to the other, then correct its counters.",
             "preempt:\n    self.kv_cache_manager.free(request)\n    take it out of self.running; status PREEMPTED\n   "
-            " num_computed_tokens"
-            " 0, spec_token_ids [], num_preemptions one more\n    its id into self.preempted_req_ids\n   "
+            " num_computed_tokens 0, spec_token_ids [], num_preemptions one more\n    its id into self.preempted_req_ids\n   "
             " self.waiting.prepend(request)",
         ),
     ),

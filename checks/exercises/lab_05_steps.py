@@ -27,7 +27,6 @@ class Req:
     computed: int = 0
     blocks: int = 0
     cached: int = 0  # what the prefix cache has of it
-    in_flight: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -41,7 +40,7 @@ class World:
     case: Case
     waiting: list[Req] = field(default_factory=list)
     running: list[Req] = field(default_factory=list)
-    steps: list[list[tuple[Req, int, bool]]] = field(default_factory=list)  # in flight: request, n, whether it yields a token
+    steps: list[list[tuple[Req, bool]]] = field(default_factory=list)  # in flight: request, whether it yields a token
     num_seen: int = 0
     num_used: int = 0
 
@@ -84,8 +83,7 @@ class World:
         return max(self.running, key=lambda r: r.key) if self.by_priority else self.running[-1]
 
     def update(self) -> None:
-        for request, n, yields in self.steps.pop(0):
-            request.in_flight -= n
+        for request, yields in self.steps.pop(0):
             if yields:
                 request.tokens += 1
                 if request.tokens - request.prompt == request.outputs:
@@ -107,10 +105,8 @@ class World:
         """The step is under way: its tokens count as computed."""
         step = []
         for request in [r for r in self.running if r.name in planned]:
-            n = planned[request.name]
-            request.computed += n
-            request.in_flight += n
-            step.append((request, n, request.computed == request.tokens))
+            request.computed += planned[request.name]
+            step.append((request, request.computed == request.tokens))
         self.steps.append(step)
 
 

@@ -125,9 +125,8 @@ def _why_tokens(case: Case, returned: int, wanted: int) -> str:
         (
             not case["chunked"] and whole > budget,
             new_tokens(case, chunked=True),
-            f"Chunks are off (self.chunked_prefill): {count(whole, 'token')} of it are missing, the budget holds {budget},"
-            " and a"
-            " prompt goes in whole or not at all.",
+            f"Chunks are off (self.chunked_prefill): {count(whole, 'token')} of it are missing, the budget holds {budget}, and"
+            " a prompt goes in whole or not at all.",
         ),
         (
             not case["chunked"] and case["drafts"] > 0 and whole <= budget,
@@ -168,9 +167,8 @@ def _why_tokens(case: Case, returned: int, wanted: int) -> str:
         (
             limit < lacks,
             new_tokens(case, max_model_len=case["max_model_len"] + 1),
-            f"Position {case['max_model_len'] - 1} is the last of max_model_len {case['max_model_len']}: its token is"
-            " sampled, and"
-            " never computed. That leaves max_model_len - 1 - num_computed.",
+            f"Position {case['max_model_len'] - 1} is the last of max_model_len {case['max_model_len']}: its token is sampled,"
+            " and never computed. That leaves max_model_len - 1 - num_computed.",
         ),
         (
             limit < lacks,
@@ -439,13 +437,11 @@ CHECKS = {
         minutes=15,
         difficulty=2,
         hints=(
-            "Write down what it lacks first. Then every rule can only make the number smaller: which of them is a minimum,"
-            " and which"
-            " is a yes or no?",
+            "Write down what it lacks first. Then every rule can only make the number smaller: which of them is a minimum, and"
+            " which is a yes or no?",
             "num_computed = request.num_computed_tokens + num_cached_tokens. What it lacks is num_tokens_with_spec +"
             " num_output_placeholders - num_computed. The threshold counts only if it is above 0, below what is lacking, and"
-            " others are"
-            " here (len(self.requests) > 1).",
+            " others are here (len(self.requests) > 1).",
             "n = what it lacks\nif 0 < threshold < n and there are others: n = threshold\nn = min(n, self.max_model_len - 1 -"
             " num_computed)\nif not self.chunked_prefill and request.num_tokens - num_computed > budget: return 0\nreturn"
             " min(n, budget)",
@@ -457,14 +453,11 @@ CHECKS = {
         minutes=20,
         difficulty=2,
         hints=(
-            "Two loops, and no word of prompts or decodes in them. In both, num_new_tokens says how much. What ends the"
-            " first, and what"
-            " ends the second?",
+            "Two loops, and no word of prompts or decodes in them. In both, num_new_tokens says how much. What ends the first,"
+            " and what ends the second?",
             "First loop: for request in self.running_in_order(). n = 0 is no reason to stop (the next may have something to"
-            " do); advance"
-            " saying False is. Second loop: while next_in_line() gives somebody. There, n = 0 and admit saying False both end"
-            " it: nobody"
-            " overtakes.",
+            " do); advance saying False is. Second loop: while next_in_line() gives somebody. There, n = 0 and admit saying"
+            " False both end it: nobody overtakes.",
             "step = self.open_step()\nfor request in self.running_in_order():\n    n = self.num_new_tokens(request,"
             " self.budget_left(step))\n    if n > 0 and advance says False: break\nwhile there is a request ="
             " self.next_in_line():\n    hits,"
@@ -481,15 +474,13 @@ CHECKS = {
         difficulty=2,
         hints=(
             "Lay the rows' tokens end to end on paper, as in the picture above. query_start_loc are the places where a row"
-            " begins;"
-            " what has to be added to a token's place in the batch to get its position in its sequence?",
+            " begins; what has to be added to a token's place in the batch to get its position in its sequence?",
             "np.cumsum(num_scheduled_tokens) is where rows end; put a 0 in front. For the positions, a loop over rows with"
             " np.arange(computed, computed + n) and np.concatenate does it; np.repeat does it without a loop.",
             "for each row i: positions_i = np.arange(computed_i, computed_i + n_i); slots_i = map_slots(positions_i,"
             " block_tables[i],"
             " block_size)\nreturn starts, num_computed_tokens + num_scheduled_tokens, np.concatenate(all positions),"
-            " np.concatenate(all"
-            " slots)",
+            " np.concatenate(all slots)",
         ),
     ),
 }

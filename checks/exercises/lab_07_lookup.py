@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Verdict
-from checks.exercises.words import count
+from checks.exercises.blocks_run import NUMBER
+from checks.exercises.words import count, kind_of
 from checks.sandbox.plain import Opaque
-
-NUMBER = Opaque("block number")  # a number where a block should be
 
 # --------------------------------------------------------------------------------------------------------- 7.1 hash_block
 
@@ -108,8 +107,7 @@ def _judge_type(kind: str, value: Any, call: str) -> Verdict | None:
         why = " .digest() gives bytes, .hexdigest() gives text."
     elif isinstance(value, tuple):
         why = " A tuple that holds its parent holds the whole past: it grows with every block. A digest stays small."
-    shown = str(value) if isinstance(value, Opaque) else f"a {type(value).__name__}"
-    return Verdict("wrong type", f"{call} should return bytes, and returned {shown}.{why}")
+    return Verdict("wrong type", f"{call} should return bytes, and returned {kind_of(value)}.{why}")
 
 
 def _meaning(calls: list[Call], index: int) -> Any:
@@ -228,16 +226,10 @@ def _judge_list(returned: Any, source: str = "that get_cached_block gives") -> V
         return Verdict("wrong type", f"{told} The engine asks each for its ref_cnt: leave out .block_id.")
     if isinstance(returned, list) and all(isinstance(block, Opaque) and "bytes" in block.type_name for block in returned):
         return Verdict("wrong type", "It should return blocks, and returned hashes. get_cached_block(hash) gives the block.")
-    what = _kind(returned)
+    what = kind_of(returned)
     if isinstance(returned, list):
-        what = f"a list with {_kind(next(block for block in returned if type(block) is not int))} in it"
+        what = f"a list with {kind_of(next(block for block in returned if type(block) is not int))} in it"
     return Verdict("wrong type", f"It should return a list of the blocks {source}, and returned {what}.")
-
-
-def _kind(value: Any) -> str:
-    """ "a list", "an int"; of what is not plain data its type."""
-    name = value.type_name if isinstance(value, Opaque) else type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _why_hits(case: Case, cached: dict[int, int], run: int, returned: list[int]) -> str:

@@ -7,28 +7,12 @@ from types import ModuleType
 from typing import Any
 
 from checks.exercises import Case
-from checks.sandbox.plain import Opaque
+from checks.exercises.blocks_run import ids_of
 from minivllm.core.block_hash import extend_block_hashes, hash_block
 from minivllm.core.block_pool import BlockPool, KVCacheBlock
 from minivllm.core.radix_cache import RadixNode
 from minivllm.core.request import Request
 from minivllm.sampling_params import SamplingParams
-
-
-def _id_of(block: Any) -> Any:
-    """A number the student returned may not pass for a block's."""
-    if isinstance(block, KVCacheBlock):
-        return block.block_id
-    return Opaque("block number") if type(block) is int else block
-
-
-def ids_of(returned: Any) -> Any:
-    """A list of blocks as their numbers; what is no list of blocks as it is."""
-    if isinstance(returned, (list, tuple)):
-        ids = [_id_of(block) for block in returned]
-        return ids if isinstance(returned, list) else tuple(ids)
-    return returned
-
 
 # ---------------------------------------------------------------------------------------------------------- 7.1 hash_block
 

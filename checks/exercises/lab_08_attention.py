@@ -13,7 +13,7 @@ import torch
 from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.lab_08_first import no_jit, with_and
 from checks.exercises.lab_08_run import LOG2_E, TILE, attend_inputs, combine_inputs, softmax_tiles
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import described, numbers
 
 INF = float("inf")
 
@@ -67,13 +67,13 @@ def judge_softmax(case: Case, output: Any) -> Verdict:
     if output["values_left"] and not (isinstance(returned, torch.Tensor) and list(returned.shape) == [case["D"]]):
         return Verdict("wrong calls", ONE_LOOP)
     if not isinstance(returned, torch.Tensor):
-        return Verdict("wrong type", f"It should return a tensor [D], and returned {_show(returned)}.")
+        return Verdict("wrong type", f"It should return a tensor [D], and returned {described(returned)}.")
     if list(returned.shape) != [case["D"]]:
         return Verdict("wrong shape", f"It returned shape {list(returned.shape)}, and should return [{case['D']}], [D].")
     found = returned.double()
     wanted = _softmax(case)
     if not torch.allclose(found, wanted, atol=1e-4, rtol=1e-4):
-        told = f"It returned {_numbers(found)}, and should return {_numbers(wanted)}."
+        told = f"It returned {numbers(found)}, and should return {numbers(wanted)}."
         return Verdict("wrong value", f"{told} {ONE_LOOP}" if output["values_left"] else told + _softmax_reason(case, found))
     if len(case["scores"]) >= MANY_TILES and output["most_alive"] > MOST_ALIVE:
         return Verdict(
@@ -275,9 +275,9 @@ def _judge_attend_row(case: Case, inputs: dict[str, torch.Tensor], found: Found,
     if wanted[2] == 0.0:
         return (
             f"it sees none of the positions from {case['first']} to {case['stop'] - 1}, so sum_RD is 0, best_R is -inf and"
-            f" total_R is 0. It returned {_numbers(sums[:H])}, {best:.3g} and {total:.3g}."
+            f" total_R is 0. It returned {numbers(sums[:H])}, {best:.3g} and {total:.3g}."
         )
-    told = f"sum_RD / total_R is {_numbers(sums[:H] / (total or 1))}, and should be {_numbers(wanted[0][:H] / wanted[2])}."
+    told = f"sum_RD / total_R is {numbers(sums[:H] / (total or 1))}, and should be {numbers(wanted[0][:H] / wanted[2])}."
     for wrong, why in _other_walks(case, inputs, row):
         if _same(case, found, wrong):
             return f"{told} {why}"
@@ -529,7 +529,7 @@ def _judge_combine(case: Case, output: Any) -> Verdict:
         found, wanted = output["out"][row].double(), _combined(inputs, row)
         if _near(case, found, wanted):
             continue
-        told = f"Row {row}, parts with best {case['bests'][row]}: out is {_numbers(found)}, and should be {_numbers(wanted)}."
+        told = f"Row {row}, parts with best {case['bests'][row]}: out is {numbers(found)}, and should be {numbers(wanted)}."
         return Verdict("wrong value", told + _combine_reason(case, inputs, row, found, output["undefined"]))
     if not output["around"]:
         rest = f"{case['HEAD_DIM']} numbers (D is that, rounded up to a power of two)"
@@ -611,13 +611,3 @@ def _combine_reason(case: Case, inputs: dict[str, torch.Tensor], row: int, found
 
 
 # ------------------------------------------------------------------------------------------------------------------- words
-
-
-def _numbers(row: torch.Tensor) -> str:
-    return f"[{', '.join(f'{x:.3g}' for x in row.tolist()[:4])}{', ...' if len(row) > 4 else ''}]"
-
-
-def _show(value: Any) -> str:
-    if value is None:
-        return "None (is a `return` missing?)"
-    return str(value) if isinstance(value, Opaque) else f"a {type(value).__name__}"

@@ -9,7 +9,7 @@ import torch
 
 from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.lab_08_run import slots_of
-from checks.exercises.words import count
+from checks.exercises.words import count, numbers
 
 
 def first_cases(seed: int, scale: int = 1) -> list[Case]:
@@ -65,7 +65,7 @@ def _judge_first(case: Case, output: Any) -> Verdict:
         return Verdict("wrong value", _stray(case, *output["stray"]))
     if not output["around"]:
         return Verdict("wrong value", f"It wrote beyond out, which has {_size(case)}. Give tl.store a mask.")
-    wrong = _wrong_sum(case, output["out"]) if case["kernel"] == "add" else _wrong_rows(case, output["out"])
+    wrong = _wrong_sum(output["out"]) if case["kernel"] == "add" else _wrong_rows(case, output["out"])
     if wrong:
         return Verdict("wrong value", wrong)
     if output["changed"]:
@@ -128,7 +128,7 @@ def _foreign(case: Case, program: int, is_write: bool, name: str, offset: int) -
     )
 
 
-def _wrong_sum(case: Case, out: torch.Tensor) -> str | None:
+def _wrong_sum(out: torch.Tensor) -> str | None:
     for i, found in enumerate(out.tolist()):
         right = 101.0 * (i + 1)
         if found == right:
@@ -159,7 +159,7 @@ def _wrong_rows(case: Case, out: torch.Tensor) -> str | None:
             continue
         block, row = divmod(slot, size)
         told = f"Position {position} is in row {row} of block {block} (slot {slot}), so out[{position}] should be"
-        told += f" {_numbers(right)}, and is {_numbers(found)}."
+        told += f" {numbers(right, spec='.2f')}, and is {numbers(found, spec='.2f')}."
         return told + _why_rows(case, found, position)
     return None
 
@@ -184,7 +184,3 @@ def _why_rows(case: Case, found: torch.Tensor, position: int) -> str:
         return " Those are no neighbours in a row of the cache: row r begins at r * WIDTH."
     whose = " (1,000 and more stand where no token of this sequence is.)" if float(found[0]) >= 1000 else ""
     return f" That is slot {slot}.{whose} {ways.get(slot, '')}".rstrip()
-
-
-def _numbers(row: torch.Tensor) -> str:
-    return f"[{', '.join(f'{x:.2f}' for x in row.tolist()[:4])}{', ...' if len(row) > 4 else ''}]"

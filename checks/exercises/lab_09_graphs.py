@@ -9,8 +9,7 @@ import torch
 
 from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.lab_09_run import BLOCK_SIZE, NAMES, NUM_SLOTS, STALE
-from checks.exercises.words import count
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import count, kind_of
 from minivllm.worker.graphs import bucket_sizes
 
 # ------------------------------------------------------------------------------------------------------------ 9.2 fill
@@ -251,7 +250,7 @@ def _judge_replay(case: Case, number: int, bucket: int, rows: list[list[int]], a
         return Verdict("wrong calls", f"{where}{told} graph.replay().")
     hidden = answer["hidden"]
     if isinstance(hidden, tuple) or not isinstance(hidden, torch.Tensor):
-        shown = "None (is a `return` missing?)" if hidden is None else _kind(hidden)
+        shown = "None (is a `return` missing?)" if hidden is None else kind_of(hidden)
         return Verdict("wrong type", f"{where}it returned {shown}, and should return the hidden states, a tensor.")
     padded = rows + [[0, 0, 0, 0]] * (bucket - len(rows))
     wanted = torch.tensor([[token, position, 1000 + slot, block] for token, position, slot, block in padded])
@@ -285,7 +284,3 @@ def _judge_replay(case: Case, number: int, bucket: int, rows: list[list[int]], a
 
 def _rows_of(hidden: torch.Tensor) -> str:
     return count(hidden.shape[0], "row") if hidden.dim() == 2 else f"shape {list(hidden.shape)}"
-
-
-def _kind(value: Any) -> str:
-    return str(value) if isinstance(value, Opaque) else f"a {type(value).__name__}"

@@ -9,8 +9,7 @@ import torch
 
 from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.lab_09_run import BLOCK_SIZE, TABLE_WIDTH, VOCABULARY, WIDTH, old_cache, toy_model
-from checks.exercises.words import count, is_or_are
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import count, is_or_are, kind_of, numbers
 
 
 def repair_cases(seed: int) -> list[Case]:
@@ -52,7 +51,7 @@ def _case(rng: random.Random, rows: int, blocks: list[list[int]], first: list[in
 def judge_repair(case: Case, output: Any) -> Verdict:
     hidden = output["hidden"]
     if not isinstance(hidden, torch.Tensor):
-        returned = "None (is a `return` missing?)" if hidden is None else _shown(hidden)
+        returned = "None (is a `return` missing?)" if hidden is None else kind_of(hidden)
         return Verdict("wrong type", f"It should return the hidden states, a tensor, and returned {returned}.")
     wanted, cache = _expected(case, 0)
     if list(hidden.shape) != [case["rows"], WIDTH]:
@@ -154,14 +153,6 @@ def _differs(
             return f"slot {slot} of the KV cache should hold the new token's key and value, and does not."
     for i, n in enumerate(case["steps"][step]["seq_lens"]):
         if not torch.allclose(hidden[i].double(), wanted[i], atol=1e-3, rtol=1e-3):
-            told = f"the hidden state of sequence {i} ({count(n, 'token')}) is {_numbers(hidden[i])}, and should be"
-            return f"{told} {_numbers(wanted[i])}."
+            told = f"the hidden state of sequence {i} ({count(n, 'token')}) is {numbers(hidden[i], 3)}, and should be"
+            return f"{told} {numbers(wanted[i], 3)}."
     return None
-
-
-def _numbers(row: torch.Tensor) -> str:
-    return f"[{', '.join(f'{x:.3g}' for x in row.tolist()[:3])}, ...]"
-
-
-def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, Opaque) else f"a {type(value).__name__}"

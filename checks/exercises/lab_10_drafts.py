@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from checks.exercises import RIGHT, Case, Verdict
-from checks.exercises.words import count
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import count, kind_of
 
 # ----------------------------------------------------------------------------------------------- 10.2 NgramDrafter.propose
 
@@ -87,10 +86,8 @@ def _judge_ids(returned: Any) -> Verdict | None:
         return None
     if isinstance(returned, (list, tuple)) and len(returned):
         item = next(t for t in returned if type(t) is not int)
-        kind = item.type_name if isinstance(item, Opaque) else type(item).__name__
-        return Verdict("wrong type", f"It should return a list of token ids, and returned a list with a {kind} in it.")
-    shown = str(returned) if isinstance(returned, Opaque) else f"a {type(returned).__name__}"
-    return Verdict("wrong type", f"It should return a list of token ids, and returned {shown}.")
+        return Verdict("wrong type", f"It should return a list of token ids, and returned a list with {kind_of(item)} in it.")
+    return Verdict("wrong type", f"It should return a list of token ids, and returned {kind_of(returned)}.")
 
 
 def _shown(tokens: list[int]) -> str:
@@ -212,10 +209,8 @@ def judge_verify(case: Case, output: Any) -> Verdict:
     if returned is None:
         return Verdict("wrong type", "It returned None. Is a `return` missing?")
     if not isinstance(returned, torch.Tensor):
-        shown = str(returned) if isinstance(returned, Opaque) else f"a {type(returned).__name__}"
-        return Verdict(
-            "wrong type", f"It should return a tensor of token ids, and returned {shown}. torch.tensor(ids) makes one."
-        )
+        told = f"It should return a tensor of token ids, and returned {kind_of(returned)}. torch.tensor(ids) makes one."
+        return Verdict("wrong type", told)
     if returned.is_floating_point() or returned.dtype == torch.bool:
         return Verdict("wrong type", f"Token ids are integers; the tensor is {returned.dtype}.")
     if returned.dim() != 1:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Verdict
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import kind_of
 
 
 def gain_cases(seed: int) -> list[Case]:
@@ -42,8 +42,7 @@ def judge_gain(case: Case, output: Any) -> Verdict:
     if output is None:
         return Verdict("wrong type", "It returned None. Is a `return` missing?")
     if not isinstance(output, (int, float)) or isinstance(output, bool):
-        shown = str(output) if isinstance(output, Opaque) else f"a {type(output).__name__}"
-        return Verdict("wrong type", f"It should return a number, and returned {shown}.")
+        return Verdict("wrong type", f"It should return a number, and returned {kind_of(output)}.")
     wanted: float
     why: Callable[..., str]
     if case["function"] == "expected_tokens":

@@ -15,8 +15,7 @@ import torch
 
 from checks.exercises import RIGHT, Case, Verdict
 from checks.exercises.lab_10_run import FEW, drawn_drafts
-from checks.exercises.words import count
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import count, kind_of
 from minivllm.sampling.sampler import INVALID
 
 P_LEAST = 1e-6  # of a right answer, over all tests of all cases
@@ -164,8 +163,7 @@ def _judge_form(case: Case, output: Any) -> Verdict | None:
     if returned is None:
         return Verdict("wrong type", "It returned None. Is a `return` missing?")
     if not isinstance(returned, torch.Tensor):
-        shown = str(returned) if isinstance(returned, Opaque) else f"a {type(returned).__name__}"
-        return Verdict("wrong type", f"It should return a tensor [B, k + 1] of token ids, and returned {shown}.")
+        return Verdict("wrong type", f"It should return a tensor [B, k + 1] of token ids, and returned {kind_of(returned)}.")
     if "float" in output["was"] or "bool" in output["was"]:
         return Verdict("wrong type", f"Token ids are integers; the tensor is {output['was']}.")
     k = case["k"]
@@ -370,7 +368,7 @@ def _suspects(p: torch.Tensor, q: torch.Tensor) -> Iterator[tuple[torch.Tensor, 
     sure = torch.where(p >= q, q, 0.0)
     yield (
         sure + (1 - sure.sum()) * residual,
-        ("Those are the shares if a draft is kept only where p >= q. Where p is smaller, sometimes: u < p(d) / q(d)."),
+        "Those are the shares if a draft is kept only where p >= q. Where p is smaller, sometimes: u < p(d) / q(d).",
     )
     by_p = q * p
     yield (
@@ -384,7 +382,7 @@ def _suspects(p: torch.Tensor, q: torch.Tensor) -> Iterator[tuple[torch.Tensor, 
     if float(difference.sum()) > 0:
         yield (
             kept + refused * difference / difference.sum(),
-            ("Those are the shares if |p - q| takes the residual's place. Where q is larger nothing is owed: max(p - q, 0)."),
+            "Those are the shares if |p - q| takes the residual's place. Where q is larger nothing is owed: max(p - q, 0).",
         )
     other = (q - p).clamp(min=0)
     if float(other.sum()) > 0:

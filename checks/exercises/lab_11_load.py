@@ -8,8 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Verdict
-from checks.exercises.words import count
-from checks.sandbox.plain import Opaque
+from checks.exercises.words import count, kind_of
 
 Pauses = list[float | None]  # before a request's tokens; None is an error
 N_DRAWS = 20_000
@@ -350,6 +349,4 @@ def _why_goodput(case: Case, value: float, wanted: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "None"
-    return str(value) if isinstance(value, Opaque) else f"a {type(value).__name__}"
+    return "None" if value is None else kind_of(value)

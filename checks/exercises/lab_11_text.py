@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from checks.exercises import RIGHT, Case, Verdict
-from checks.exercises.words import count
+from checks.exercises.words import count, kind_of
 from checks.sandbox.plain import Opaque
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -144,7 +144,7 @@ def _judge_output(case: Case, which: int, given: list[Any], rest: Any, whose: st
     whole = "".join(wanted) + decoder.decode(b"", final=True)
     for number, piece in enumerate(given, start=1):
         if not isinstance(piece, str):
-            shown = "None. Is a `return` missing?" if piece is None else f"{_shown(piece)}"
+            shown = "None. Is a `return` missing?" if piece is None else kind_of(piece)
             hint = " bytes.decode() makes text of bytes." if isinstance(piece, Opaque) and "bytes" in piece.type_name else ""
             return Verdict("wrong type", f"{whose}push number {number} should return text, and returned {shown}{hint}")
     got = 0
@@ -166,10 +166,6 @@ def _judge_output(case: Case, which: int, given: list[Any], rest: Any, whose: st
             told += " What is held back must be where finish(), which is given, finds it: in self.utf8."
         return Verdict("wrong value", told)
     return None
-
-
-def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, Opaque) else f"a {type(value).__name__}"
 
 
 def _why(case: Case, data: list[bytes], before: str, piece: str, number: int, whole: str) -> str:

@@ -11,7 +11,6 @@ from checks.grading.tables import number, visible
 from checks.grading.words import STATUS, UNKNOWN_STATUS, cell_words, hidden_words
 
 
-
 def junit(book: Book) -> str:
     """Not attempted is `skipped`, the grader's own failure is `error`. Times are left out: the file is the same for the same
     records."""

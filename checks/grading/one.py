@@ -14,7 +14,7 @@ from checks.authoring.build import build
 from checks.grading.points import Grader, exercises_of
 from checks.grading.questions import mark
 from checks.grading.rebuild import Rebuilt, rebuild
-from checks.grading.records import GRADER_ERROR, ExerciseResult, Incident, QuizResult, Submission
+from checks.grading.records import GRADER_ERROR, ExerciseResult, ExerciseStatus, Incident, Isolation, QuizResult, Submission
 from checks.grading.submissions import Found, kind_of, version_of
 from checks.grading.worth import source_of, worth
 from checks.student.ipynb import Notebook, Unreadable, parse_notebook

@@ -29,6 +29,10 @@ class Opaque:
     def __str__(self) -> str:
         return f"a {self.type_name}"
 
+    def __repr__(self) -> str:
+        """Within a list that is shown."""
+        return f"<{self.type_name}>"
+
 
 def pack(value: Any, depth: int = 0) -> Any:
     """A JSON-able stand-in for `value`; numpy scalars become numbers, whatever is not plain becomes Opaque."""

@@ -7,6 +7,8 @@ decoder, `spec_decode/eagle_compiled.py` an EAGLE head.
 
 Its machine code is made for one processor, one number of threads, one torch and one version of our own source; its weights are
 those of one checkpoint. All of that is its *key*. Nobody finds a folder by another key: a stale one is as good as none.
+
+Labs: built by none. May not know what is compiled, or how.
 """
 
 from __future__ import annotations

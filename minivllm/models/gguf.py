@@ -153,7 +153,7 @@ def hf_config(meta: _Metadata, tensors: list[ReaderTensor]) -> dict[str, Any]:
     architecture, model_type = _hf_architecture(meta)
     shapes = {t.name: [int(n) for n in reversed(t.shape)] for t in tensors}  # GGUF lists the fastest axis first
     if "token_embd.weight" not in shapes:
-        raise ValueError(f"{meta.path} has no tensor 'token_embd.weight': it is not a complete model.")
+        raise ValueError(f"{meta.path} has no tensor 'token_embd.weight': it is not a complete model. Fetch the file again.")
     hidden, heads = meta.size("embedding_length"), meta.size("attention.head_count")
     head_dim = meta.size("attention.key_length", hidden // heads)
     if any(meta.size(key, head_dim) != head_dim for key in ("rope.dimension_count", "attention.value_length")):

@@ -2,6 +2,7 @@
 wrong shape is an error that names it.
 
 Files are memory-mapped and copied tensor by tensor into the packed parameters: loading takes the model's size and little more.
+Labs: built by none. May not know requests or the KV cache.
 """
 
 from __future__ import annotations

@@ -176,12 +176,6 @@ class Trace:
         ends = [step.end for step in self.steps] + [r.finish for r in self.requests.values() if r.finish is not None]
         return max(ends, default=0.0)
 
-    def steps_of(self, request_id: str) -> list[StepRecord]:
-        """The steps that computed tokens of a request. Raises ValueError for an id that is not in the trace."""
-        if request_id not in self.requests:
-            raise ValueError(f"Request {request_id!r} is not in the trace; it has {_some(list(self.requests))}.")
-        return [step for step in self.steps if request_id in step.tokens]
-
     # ---------------------------------------------------------------- files
 
     def save(self, path: str | Path) -> None:
@@ -236,7 +230,3 @@ def _step_from(entry: dict[str, Any]) -> StepRecord:
     step = StepRecord(**entry)
     step.tokens = {request_id: ScheduledTokens(**tokens) for request_id, tokens in entry["tokens"].items()}
     return step
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    return (", ".join(map(repr, names[:most])) + (", ..." if len(names) > most else "")) or "none"

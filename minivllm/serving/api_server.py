@@ -116,7 +116,7 @@ class _Api:
         """Open a stream for each prompt, and answer from them: with a JSON object, or with events."""
         self._check_model(body.model)
         response_id = self._response_id(answers.id_prefix, body, request)
-        answer: Any = answers(body, response_id, self.settings.model_names[0], params.n, self.llm.tokenizer)
+        answer: Any = answers(body, response_id, self.settings.model_names[0], self.llm.tokenizer)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._room_for(len(prompts) * params.n))
             streams = []

@@ -300,9 +300,7 @@ class AsyncLLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """Raises ValueError for a model without one."""
-        if self.tokenizer is None:
-            raise ValueError(f"{self.config.model} has no tokenizer: pass prompt_token_ids instead of text or messages.")
-        return self.tokenizer
+        return self._input_processor.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         return self._default_params.replaced()

@@ -27,18 +27,36 @@ def usage(prompts: Mapping[int, RequestOutput], num_output_tokens: int) -> Json:
     }
 
 
-class Completions:
+class _Responses:
+    """What the two have in common: the head of each response, and the frame of a chunk."""
+
+    kind: str
+    chunk_kind: str
+    id_prefix: str
+
+    def __init__(self, include_usage: bool, response_id: str, model: str, tokenizer: Tokenizer | None) -> None:
+        self.include_usage = include_usage
+        self.head: Json = {"id": response_id, "object": self.kind, "created": int(time.time()), "model": model}
+        self.tokenizer = tokenizer
+
+    def chunk(self, choices: list[Json], used: Json | None = None) -> Json:
+        chunk = {**self.head, "object": self.chunk_kind, "choices": choices}
+        if self.include_usage:
+            chunk["usage"] = used
+        return chunk
+
+
+class Completions(_Responses):
     """Of one request to /v1/completions."""
 
     kind = "text_completion"
     chunk_kind = "text_completion"
     id_prefix = "cmpl"
 
-    def __init__(self, request: CompletionRequest, response_id: str, model: str, n: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: CompletionRequest, response_id: str, model: str, tokenizer: Tokenizer | None) -> None:
+        super().__init__(request.include_usage, response_id, model, tokenizer)
         self.request = request
-        self.head: Json = {"id": response_id, "object": self.kind, "created": int(time.time()), "model": model}
-        self.n = n
-        self.tokenizer = tokenizer
+        self.n = request.n or 1
         self._begun: dict[int, int] = {}  # choices that have been spoken of -> length of their logprobs' text
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
@@ -50,12 +68,6 @@ class Completions:
         """Of one delta, a chunk for each completion that has something to say."""
         choices = [self._choice(prompt, delta, one) for one in delta.outputs if self._is_worth_telling(prompt, one)]
         return [self.chunk([choice]) for choice in choices]
-
-    def chunk(self, choices: list[Json], used: Json | None = None) -> Json:
-        chunk = {**self.head, "object": self.chunk_kind, "choices": choices}
-        if self.request.include_usage:
-            chunk["usage"] = used
-        return chunk
 
     def _is_worth_telling(self, prompt: int, one: CompletionOutput) -> bool:
         """A token may be half a character, or held back: no text yet."""
@@ -110,19 +122,16 @@ class Completions:
         return "" if self.tokenizer is None else self.tokenizer.token_bytes(token_id).decode("utf-8", errors="replace")
 
 
-class ChatCompletions:
+class ChatCompletions(_Responses):
     """Of one request to /v1/chat/completions."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    def __init__(
-        self, request: ChatCompletionRequest, response_id: str, model: str, n: int, tokenizer: Tokenizer | None
-    ) -> None:
+    def __init__(self, request: ChatCompletionRequest, response_id: str, model: str, tokenizer: Tokenizer | None) -> None:
+        super().__init__(request.include_usage, response_id, model, tokenizer)
         self.request = request
-        self.head: Json = {"id": response_id, "object": self.kind, "created": int(time.time()), "model": model}
-        self.tokenizer = tokenizer
         self._begun: set[int] = set()
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
@@ -145,12 +154,6 @@ class ChatCompletions:
             if one.text or one.finish_reason or one.logprobs or self.request.return_token_ids:
                 found.append(self.chunk([self._end(one, {"delta": {"content": one.text} if one.text else {}})]))
         return found
-
-    def chunk(self, choices: list[Json], used: Json | None = None) -> Json:
-        chunk = {**self.head, "object": self.chunk_kind, "choices": choices}
-        if self.request.include_usage:
-            chunk["usage"] = used
-        return chunk
 
     def _end(self, one: CompletionOutput, said: Json) -> Json:
         choice: Json = {"index": one.index, **said, "logprobs": None, "finish_reason": one.finish_reason}

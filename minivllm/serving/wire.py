@@ -87,7 +87,6 @@ class Ready(_Message):
     vocab_size: int
     eos_token_ids: list[int]
     num_blocks: int
-    description: str
     parts: dict[str, Part]
 
 

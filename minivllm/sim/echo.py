@@ -15,6 +15,7 @@ import random
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from minivllm.core.step import FinishReason, SchedulerOutput, StepHandle, StepOutput, TokenLogprobs
 from minivllm.sampling_params import SamplingParams
@@ -120,7 +121,8 @@ class EchoExecutor:
         self._write(step)
         self._submitted = step
 
-    def sample(self, grammar_mask: None = None) -> StepHandle:
+    def sample(self, grammar_mask: Any = None) -> StepHandle:
+        _refuse(grammar_mask)
         assert self._submitted is not None, "sample() without a submit() before it"
         step, self._submitted = self._submitted, None
         output = StepOutput(errors=dict(self._errors))
@@ -244,6 +246,12 @@ class EchoExecutor:
         return TokenLogprobs(ids, [rank * log_half for rank in ranks], ranks)
 
 
+def _refuse(grammar_mask: Any) -> None:
+    """As the model runner does: none of these executors has structured output."""
+    if grammar_mask is not None:
+        raise ValueError("grammar_mask is given, and this executor has no structured output.")
+
+
 class _Ready:
     """The handle of a step that is done."""
 
@@ -266,7 +274,8 @@ class DeferredExecutor:
     def submit(self, scheduler_output: SchedulerOutput) -> None:
         self._queue.append(_Deferred(self, scheduler_output))
 
-    def sample(self, grammar_mask: None = None) -> StepHandle:
+    def sample(self, grammar_mask: Any = None) -> StepHandle:
+        _refuse(grammar_mask)
         return self._queue[-1]
 
     def shutdown(self) -> None:

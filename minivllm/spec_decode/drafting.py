@@ -60,9 +60,13 @@ class ModelDrafter(Protocol):
     """A drafter as the runner holds it. `needs_hidden`: whether it reads `Progress.hidden` and `meta`.   kv_config: the sizes
     of its own cache, None if it has none.   kv_caches: that cache, set by whoever owns the pool."""
 
-    needs_hidden: bool
-    kv_config: ModelConfig | None
     kv_caches: list[torch.Tensor]
+
+    @property
+    def needs_hidden(self) -> bool: ...
+
+    @property
+    def kv_config(self) -> ModelConfig | None: ...
 
     def propose(self, progress: Progress) -> list[list[int]]:
         """Drafts for each request in `gained`, at most k; [] for none."""

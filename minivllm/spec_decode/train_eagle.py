@@ -289,6 +289,44 @@ class Progress:
     curve: list[dict[str, Any]] = field(default_factory=list)  # step, cpu seconds, loss by pass, held-out acceptance
 
 
+class Training:
+    """A head and its optimizer. embedding: the target's [vocab_size, hidden].   rows: those of its output matrix that the head
+    can say [draft_vocab, hidden].   loss: by pass, smoothed over steps."""
+
+    def __init__(self, head: EagleHead, embedding: torch.Tensor, rows: torch.Tensor) -> None:
+        self.head, self.embedding, self.rows = head, embedding, rows
+        self.loss: list[float] = []
+        self._parameters = [tensor.requires_grad_() for tensor in head.parameters()]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.05, fused=True
+        )
+
+    def step(self, batch: Batch, passes: int, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        with torch.autocast("cpu", torch.bfloat16):
+            by_pass = losses(self.head, self.embedding, self.rows, batch, passes)
+        weights = torch.tensor([PASS_WEIGHT**j for j in range(len(by_pass))])
+        (by_pass * weights).sum().backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters, 0.5)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        found = by_pass.detach().tolist()
+        if len(self.loss) != len(found):  # the first step, or the first with this many passes
+            self.loss = found
+        self.loss = [0.98 * a + 0.02 * b for a, b in zip(self.loss, found, strict=True)]
+
+    def save(self, path: Path) -> None:
+        part = path.with_suffix(".part")
+        torch.save({"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict()}, part)
+        os.replace(part, path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        self.head.load_state_dict(state["head"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
 class Run:
     """One training run in a work folder."""
 
@@ -335,74 +373,58 @@ class Run:
 
     # ---------------------------------------------------------------- 2. and 3. vocabulary, training
 
-    def train(self) -> EagleHead:
-        args = self.args
+    def train(self) -> None:
+        """Steps until training's share of the budget is used up, from the checkpoint on if there is one."""
+        args, progress = self.args, self.progress
         torch.manual_seed(args.seed)
-        target = load_model(args.model, dtype=torch.bfloat16)
         samples = [s for path in sorted(self.work.glob("shard_*.safetensors")) for s in load_shard(path)]
-        held_out = load_shard(self.work / "held_out.safetensors")
-        held_out_batches = [make_batch(part) for part in _packed(held_out)]
+        held_out = [make_batch(part) for part in _packed(load_shard(self.work / "held_out.safetensors"))]
+        training = self._prepare(samples)
+        budget = args.cpu_minutes * 60 * (1 - args.data_share)
+        bar = _bar("train", budget, progress.train_s)
+        batches = _forever(samples, args.seed, progress.steps)
+        last = saved = evaluated = time.process_time()
+        while progress.train_s < budget:
+            batch, share = next(batches), progress.train_s / budget
+            training.step(batch, num_passes(share), LEARNING_RATE * schedule(progress.steps, share))
+            now = time.process_time()
+            progress.train_s, last = progress.train_s + now - last, now
+            progress.steps += 1
+            progress.tokens += int(batch.counts.sum())
+            bar(progress.train_s, f"step {progress.steps}, loss " + " ".join(f"{x:.3f}" for x in training.loss))
+            is_over = progress.train_s >= budget
+            if is_over or now - evaluated >= EVALUATE_EVERY_S:
+                evaluated = now
+                self._evaluate(training, held_out)
+                last = time.process_time()  # measuring is not training
+            if is_over or now - saved >= SAVE_EVERY_S:
+                saved = now
+                training.save(self.work / "checkpoint.pt")
+                self.save_progress()
+
+    def _prepare(self, samples: Sequence[Sample]) -> Training:
+        """A new head, or the checkpoint's."""
+        target = load_model(self.args.model, dtype=torch.bfloat16)
         ids_path = self.work / "draft_token_ids.json"
         if not ids_path.is_file():  # fixed from here on: the checkpoint's columns mean these ids
             ids, self.progress.coverage = frequent_tokens(
-                samples, args.draft_vocab_size, target.config.vocab_size, target.config.eos_token_ids
+                samples, self.args.draft_vocab_size, target.config.vocab_size, target.config.eos_token_ids
             )
             ids_path.write_text(json.dumps(ids.tolist()), encoding="utf-8")
-        self.head = head = new_head(target, torch.tensor(json.loads(ids_path.read_text(encoding="utf-8"))))
-        embedding = target.embed_tokens.detach()
+        head = new_head(target, torch.tensor(json.loads(ids_path.read_text(encoding="utf-8"))))
         rows = draft_rows(head, target.logits, torch.bfloat16, torch.device("cpu"))
-        parameters = [tensor.requires_grad_() for tensor in head.parameters()]
-        optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
-        checkpoint = self.work / "checkpoint.pt"
-        if checkpoint.is_file():
-            state = torch.load(checkpoint, weights_only=True)
-            head.load_state_dict(state["head"])
-            optimizer.load_state_dict(state["optimizer"])
-        budget = args.cpu_minutes * 60 * (1 - args.data_share)
-        bar = _bar("train", budget, self.progress.train_s)
-        batches = _forever(samples, args.seed, self.progress.steps)
-        start = last = time.process_time()
-        saved = evaluated = start
-        smooth: list[float] | None = None
-        while self.progress.train_s < budget:
-            for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * schedule(self.progress.steps, self.progress.train_s / budget)
-            batch = next(batches)
-            with torch.autocast("cpu", torch.bfloat16):
-                by_pass = losses(head, embedding, rows, batch, num_passes(self.progress.train_s / budget))
-            weights = torch.tensor([PASS_WEIGHT**j for j in range(len(by_pass))])
-            (by_pass * weights).sum().backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-            now = time.process_time()
-            self.progress.train_s, last = self.progress.train_s + now - last, now
-            self.progress.steps += 1
-            self.progress.tokens += int(batch.counts.sum())
-            found = by_pass.detach().tolist()
-            if smooth is None or len(smooth) != len(found):
-                smooth = found
-            smooth = [0.98 * a + 0.02 * b for a, b in zip(smooth, found, strict=True)]
-            bar(self.progress.train_s, f"step {self.progress.steps}, loss " + " ".join(f"{x:.3f}" for x in smooth))
-            if now - evaluated >= EVALUATE_EVERY_S or self.progress.train_s >= budget:
-                evaluated = now
-                self._evaluate(embedding, rows, held_out_batches, smooth)
-                last = time.process_time()  # measuring is not training
-            if now - saved >= SAVE_EVERY_S or self.progress.train_s >= budget:
-                saved = now
-                part = checkpoint.with_suffix(".part")
-                torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict()}, part)
-                os.replace(part, checkpoint)
-                self.save_progress()
-        return head
+        training = Training(head, target.embed_tokens.detach(), rows)
+        if (self.work / "checkpoint.pt").is_file():
+            training.load(self.work / "checkpoint.pt")
+        return training
 
-    def _evaluate(self, embedding: torch.Tensor, rows: torch.Tensor, batches: Sequence[Batch], loss: list[float]) -> None:
+    def _evaluate(self, training: Training, batches: Sequence[Batch]) -> None:
         with torch.autocast("cpu", torch.bfloat16):
-            accepted = acceptance(self.head, embedding, rows, batches)
+            accepted = acceptance(training.head, training.embedding, training.rows, batches)
         entry = {
             "step": self.progress.steps,
             "cpu_s": round(self.progress.train_s, 1),
-            "loss": [round(x, 4) for x in loss],
+            "loss": [round(x, 4) for x in training.loss],
             "acceptance": accepted,
             "tokens_per_step": round(1 + sum(accepted), 3),
         }
@@ -571,7 +593,9 @@ def _bar(what: str, total: float, done: float) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m minivllm.spec_decode.train_eagle", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m minivllm.spec_decode.train_eagle", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--model", default="smollm2-135m", help="the target (default %(default)s)")
     parser.add_argument("--work", default="eagle-work", help="folder for data and checkpoints (default %(default)s)")
     parser.add_argument("--cpu-minutes", type=float, default=90.0, help="processor time in all (default %(default)s)")

@@ -183,7 +183,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
+        raise ValueError(f"{file} is not valid JSON ({error}). Fetch the model again.") from error
     return data if isinstance(data, dict) else {}
 
 
@@ -191,7 +191,7 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not text in UTF-8: {error}") from error
+        raise ValueError(f"{file} is not text in UTF-8 ({error}). Fetch the model again, or save the file as UTF-8.") from error
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

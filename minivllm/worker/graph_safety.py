@@ -31,9 +31,9 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from minivllm.attention.gpu import OPERATOR_BODIES
+from minivllm.worker.operator_graph import tensors_in
 
 # Python's calls, by name; where the operator beneath says the same, the call says it better
 _HOST_READS = {
@@ -168,7 +168,7 @@ class _OperatorWatcher(TorchDispatchMode):
         super().__init__()
         self.faults = faults
         self.bodies = bodies
-        self.known = {_memory_of(tensor): tensor for tensor in static}  # tensors are kept: their memory must not be given anew
+        self.known = {_storage_of(tensor): tensor for tensor in static}  # tensors are kept: their memory must not be given anew
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -177,7 +177,7 @@ class _OperatorWatcher(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        given = _tensors((args, kwargs))
+        given = tensors_in((args, kwargs))
         self._look_at(func, name, args, kwargs, given)
         if (body := self.bodies.get(func.name().split(".")[0])) is not None:
             with self:
@@ -186,15 +186,15 @@ class _OperatorWatcher(TorchDispatchMode):
             results = func.decompose(*args, **kwargs)
         if results is NotImplemented:
             results = func(*args, **kwargs)
-        for tensor in _tensors(results):
-            self.known.setdefault(_memory_of(tensor), tensor)
+        for tensor in tensors_in(results):
+            self.known.setdefault(_storage_of(tensor), tensor)
         return results
 
     def _look_at(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> None:
         for tensor in given:
-            if _memory_of(tensor) in self.known:
+            if _storage_of(tensor) in self.known:
                 continue
-            self.known[_memory_of(tensor)] = tensor
+            self.known[_storage_of(tensor)] = tensor
             if name != "lift_fresh":
                 self.faults.add("fresh input", name, "A replay will not find this tensor: copy it into a static buffer.")
             elif tensor.dim():  # made of the host's numbers; a single one becomes part of a kernel's call
@@ -247,9 +247,6 @@ def _kernels_held_back(static: list[torch.Tensor]) -> contextlib.AbstractContext
     return launches_held_back()
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _memory_of(tensor: torch.Tensor) -> int:
+def _storage_of(tensor: torch.Tensor) -> int:
+    """Which storage it is a view of. Not its address: a "meta" tensor has none."""
     return tensor.untyped_storage()._cdata

@@ -56,7 +56,7 @@ class OperatorGraph:
     def replay(self) -> None:
         """Run the operators again, on the memory they had."""
         for operation in self.operations:
-            results = _tensors(operation.operator(*operation.args, **operation.kwargs))
+            results = tensors_in(operation.operator(*operation.args, **operation.kwargs))
             for position, target in operation.made.items():
                 target.copy_(results[position])
 
@@ -72,19 +72,20 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = {_memory_of(tensor) for tensor in _tensors((args, kwargs))}
+        given = {_address_of(tensor) for tensor in tensors_in((args, kwargs))}
         results = func(*args, **kwargs)
         # by their memory, not by what the operator's schema says: `reshape` is a view or a copy, as it comes
-        made = {i: tensor for i, tensor in enumerate(_tensors(results)) if _memory_of(tensor) not in given}
+        made = {i: tensor for i, tensor in enumerate(tensors_in(results)) if _address_of(tensor) not in given}
         is_allocation = func.overloadpacket.__name__.startswith("empty")  # nothing to write again
         if not is_allocation and (made or func._schema.is_mutable):
             self.operations.append(Operation(func, args, kwargs, made))
         return results
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _memory_of(tensor: torch.Tensor) -> int:
+def _address_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()

@@ -21,7 +21,7 @@ from minivllm.models.registry import ModelConfig
 from minivllm.sampling.rejection import RejectionSampler
 from minivllm.sampling.sampler import Sampler, SamplerOutput, SamplingMetadata
 from minivllm.spec_decode.config import SpeculativeConfig
-from minivllm.spec_decode.drafting import Progress
+from minivllm.spec_decode.drafting import ModelDrafter, Progress
 from minivllm.spec_decode.stats import SpecDecodeStats
 from minivllm.worker.input_batch import InputBatch, StepInputs
 
@@ -48,7 +48,7 @@ class Speculation:
         self.k = settings.num_speculative_tokens
         self.vocab_size = target.vocab_size
         self.stats = SpecDecodeStats()
-        self.drafter: Any
+        self.drafter: ModelDrafter
         if settings.method == "ngram":
             self.drafter = _RowByRow(settings, components, target.vocab_size)
         elif settings.method == "draft_model":
@@ -130,6 +130,7 @@ class _RowByRow:
         part = components.pick("drafter")
         self.part = part(config.prompt_lookup_max, config.prompt_lookup_min) if isinstance(part, type) else part
         self.is_replaced = "drafter" in components
+        self.kv_caches: list[torch.Tensor] = []  # it reads tokens only
 
     def propose(self, progress: Progress) -> list[list[int]]:
         batch = progress.batch

@@ -4,7 +4,7 @@ import pytest
 
 from minivllm.text.tokenizer import Tokenizer
 from tests.api.harness import TEMPLATE
-from tests.text.small_tokenizers import make_byte_level, make_sentencepiece
+from tests.text.small_tokenizers import make_byte_level
 
 
 @pytest.fixture(scope="session")
@@ -12,8 +12,3 @@ def tokenizer() -> Tokenizer:
     made = make_byte_level()
     made.chat_templates["default"] = TEMPLATE
     return made
-
-
-@pytest.fixture(scope="session")
-def sentencepiece() -> Tokenizer:
-    return make_sentencepiece()

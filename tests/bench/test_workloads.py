@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def test_each_turn_of_a_chat_extends_the_last_one():
         assert len(turns) == 4
         for before, after in pairwise(turns):
             assert before and after and after.startswith(before) and after.endswith("\nAssistant:")
-    assert [len(wave) for wave in workload.waves()] == [3, 3, 3, 3]
+    assert Counter(r.turn for r in workload.requests) == {0: 3, 1: 3, 2: 3, 3: 3}
     system = {r.prompt.split("\n\n")[0] for r in workload.requests if r.prompt}
     assert len(system) == 1
 
@@ -118,7 +119,7 @@ def test_few_shot_prompts_share_all_but_the_question():
 
 def test_a_tree_branches_at_every_level():
     workload = make("tree_of_thought", n=2, branches=3, depth=2)
-    assert [len(wave) for wave in workload.waves()] == [2, 6, 18]
+    assert Counter(r.turn for r in workload.requests) == {0: 2, 1: 6, 2: 18}
     nodes = {r.prompt: r.turn for r in workload.requests if r.group == "tree-1"}
     for prompt, turn in nodes.items():
         parents = [p for p, t in nodes.items() if t == turn - 1 and prompt and p and prompt.startswith(p)]

@@ -13,6 +13,7 @@ from hypothesis import settings
 from minivllm.components import Components
 from minivllm.config import EngineConfig
 from minivllm.core.engine_core import EngineCore
+from minivllm.core.kv_cache_manager import KVCacheManager
 from minivllm.core.radix_cache import RadixCache, RadixNode
 from minivllm.core.request import Request, RequestStatus
 from minivllm.core.scheduler import Scheduler
@@ -48,6 +49,21 @@ def make_engine(
     if deferred:
         executor = DeferredExecutor(executor)
     return EngineCore(EngineConfig(**config).resolved("cpu"), executor, Components(components), vocab_size=vocab_size)
+
+
+def core_request(tokens: list[int] | int, name: str = "r", **fields: Any) -> Request:
+    """A request as the scheduler has it. tokens: of its prompt, or how many, 0 and up."""
+    return Request(name, list(range(tokens)) if isinstance(tokens, int) else tokens, SamplingParams(), max_tokens=16, **fields)
+
+
+def compute(manager: KVCacheManager, request: Request, n: int) -> list[int] | None:
+    """Allocate for n tokens and let the step come back; returns the ids of the new blocks."""
+    hits, num_cached = manager.get_computed_blocks(request) if request.num_computed_tokens == 0 else ([], 0)
+    blocks = manager.allocate_slots(request, n, hits)
+    if blocks is None:
+        return None
+    request.num_computed_tokens += num_cached + n
+    return [block.block_id for block in blocks]
 
 
 def make_request(

@@ -16,10 +16,8 @@ from minivllm.config import EngineConfig
 from minivllm.core.block_pool import BlockPool, KVCacheBlock
 from minivllm.core.engine_core import EngineCore
 from minivllm.core.radix_cache import BlockKey, RadixCache, RadixKVCacheManager, block_key
-from minivllm.core.request import Request
-from minivllm.sampling_params import SamplingParams
 from minivllm.sim.echo import EchoExecutor
-from tests.core.harness import Driver, examples, generate, make_engine, make_request
+from tests.core.harness import Driver, compute, core_request, examples, generate, make_engine, make_request
 
 BLOCKS = [KVCacheBlock(i) for i in range(200)]
 
@@ -159,30 +157,18 @@ def make_manager(num_blocks: int = 11, **options: Any) -> RadixKVCacheManager:
     return RadixKVCacheManager(BlockPool(num_blocks), 4, 40, **options)
 
 
-def make(tokens: list[int] | int, name: str = "r", **fields: Any) -> Request:
-    return Request(name, list(range(tokens)) if isinstance(tokens, int) else tokens, SamplingParams(), max_tokens=16, **fields)
-
-
-def compute(manager: RadixKVCacheManager, request: Request, n: int) -> list[int]:
-    hits, num_cached = manager.get_computed_blocks(request) if request.num_computed_tokens == 0 else ([], 0)
-    blocks = manager.allocate_slots(request, n, hits)
-    assert blocks is not None
-    request.num_computed_tokens += num_cached + n
-    return ids(blocks)
-
-
 def test_the_block_of_a_replaced_twin_is_the_next_to_be_handed_out():
     manager = make_manager()
-    first = make(8, "first")
+    first = core_request(8, "first")
     assert compute(manager, first, 8) == [1, 2]
     manager.free(first)
-    assert compute(manager, make(8, "again"), 4) == [3]  # hits block 1, computes the second block again
+    assert compute(manager, core_request(8, "again"), 4) == [3]  # hits block 1, computes the second block again
     assert len(manager.radix_cache) == 2 and manager.block_pool.free_block_queue.popleft().block_id == 2
 
 
 def test_what_stands_behind_a_twin_is_published_once_the_others_block_is_free():
     manager = make_manager()
-    first, second = make(8, "first"), make(8, "second")
+    first, second = core_request(8, "first"), core_request(8, "second")
     compute(manager, first, 8)
     compute(manager, second, 4)
     second.all_token_ids += [50, 51, 52, 53]
@@ -196,20 +182,20 @@ def test_what_stands_behind_a_twin_is_published_once_the_others_block_is_free():
 
 def test_evicted_blocks_leave_the_tree_tail_first():
     manager = make_manager(num_blocks=5)
-    first = make(16, "first")
+    first = core_request(16, "first")
     compute(manager, first, 16)
     manager.free(first)
     found = []
     for i in range(4):
         found.append(len(manager.radix_cache.match_prefix(first.block_hashes)))  # type: ignore[arg-type]
-        compute(manager, make([90 + i] * 4, f"other{i}"), 4)
+        compute(manager, core_request([90 + i] * 4, f"other{i}"), 4)
     assert found == [4, 3, 2, 1]
 
 
 def test_a_request_whose_prefix_is_taken_back_publishes_no_more():
     """It was shared with one whose step failed: nobody is to find what hangs on it."""
     manager = make_manager()
-    first, second = make(8, "first"), make([*range(8), 50, 51, 52, 53], "second")
+    first, second = core_request(8, "first"), core_request([*range(8), 50, 51, 52, 53], "second")
     manager.allocate_slots(first, 8)
     first.num_computed_tokens = first.num_in_flight_tokens = 8
     compute(manager, second, 4)

@@ -123,9 +123,7 @@ def test_outputs_make_no_file_stale_and_survive_a_build(workshop: Path) -> None:
     assert nbformat.read(path, as_version=4).cells[2].outputs[0].text == "1.2 ms\n"
 
 
-@pytest.mark.parametrize(
-    "before, kept", [("x = 1", True), ("x = (1)  # why", True), ("x = 2", False), ("%time x = 1", False)]
-)
+@pytest.mark.parametrize("before, kept", [("x = 1", True), ("x = (1)  # why", True), ("x = 2", False), ("%time x = 1", False)])
 def test_outputs_are_kept_where_comments_alone_changed(before: str, kept: bool, tmp_path: Path) -> None:
     cell = nbformat.v4.new_code_cell(before, id="one")
     cell.outputs = [nbformat.v4.new_output("stream", text="1.2 ms\n")]

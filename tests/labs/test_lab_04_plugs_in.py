@@ -16,15 +16,14 @@ import pytest
 
 import minivllm.attention.reference
 import minivllm.worker.input_batch
-from checks.authoring.source import answer_source
-from checks.exercises import find
-from checks.student.engine import components, save_answer
 from minivllm import LLM, SamplingParams
 from minivllm.components import Components
 from minivllm.core.block_pool import BlockPool
 from minivllm.core.engine_core import EngineCore
 from minivllm.core.kv_cache_manager import KVCacheManager
 from tests.core.harness import make_engine, make_request, oracle
+from tests.labs import harness
+from tests.labs.harness import gone, own_part
 
 CONTROL = {"4.1": "block_pool", "4.2": "kv_cache_manager"}
 TENSORS = {"4.3": "slot_mapping", "4.4": "write_kv", "4.5": "attention.decode"}
@@ -39,25 +38,16 @@ CONFIG = {
 @pytest.fixture
 def solved(student: Path) -> Components:
     """The parts of a student who wrote what the solution says."""
-    for exercise in EXERCISES:
-        save_answer(find(exercise), answer_source(find(exercise)))
-    return components()
+    return harness.solved(*EXERCISES)
 
 
 @pytest.fixture
 def without_minivllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*arguments: Any, **keywords: Any) -> Any:
-        raise AssertionError("minivllm's own part was called")
-
-    for owner, names in (
-        (BlockPool, ("allocate", "free")),
-        (KVCacheManager, ("allocate_slots",)),
-        (minivllm.worker.input_batch, ("slot_mapping",)),
-        (minivllm.attention.reference, ("write_kv", "paged_decode")),
-    ):
-        for name in names:
-            monkeypatch.setattr(owner, name, gone)
-    backend = dataclasses.replace(minivllm.attention.reference.REFERENCE, write_kv=gone, decode=gone)
+    gone(monkeypatch, BlockPool, "allocate", "free")
+    gone(monkeypatch, KVCacheManager, "allocate_slots")
+    gone(monkeypatch, minivllm.worker.input_batch, "slot_mapping")
+    gone(monkeypatch, minivllm.attention.reference, "write_kv", "paged_decode")
+    backend = dataclasses.replace(minivllm.attention.reference.REFERENCE, write_kv=own_part, decode=own_part)
     monkeypatch.setattr(minivllm.attention.reference, "REFERENCE", backend)
 
 

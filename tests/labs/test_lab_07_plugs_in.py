@@ -14,14 +14,13 @@ import pytest
 
 import minivllm.core.block_hash
 import minivllm.core.radix_cache
-from checks.authoring.source import answer_source
-from checks.exercises import find
-from checks.student.engine import components, save_answer
 from minivllm.components import Components
 from minivllm.core.block_pool import BlockPool
 from minivllm.core.kv_cache_manager import KVCacheManager
 from minivllm.core.radix_cache import RadixCache
 from tests.core.harness import Driver, make_engine, make_request, oracle
+from tests.labs import harness
+from tests.labs.harness import gone
 
 EXERCISES = {"7.1": "block_hash", "7.2": "kv_cache_manager", "7.3": "block_pool", "7.4": "radix_cache"}
 HASH_CHAIN = ("block_hash", "kv_cache_manager", "block_pool")
@@ -31,24 +30,15 @@ TREE = ("block_pool", "radix_cache")
 @pytest.fixture
 def solved(student: Path) -> Components:
     """The parts of a student who wrote what the solutions of Labs 04 and 07 say: Lab 04's pool and tables are overtaken."""
-    for exercise in ("4.1", "4.2", *EXERCISES):
-        save_answer(find(exercise), answer_source(find(exercise)))
-    return components()
+    return harness.solved("4.1", "4.2", *EXERCISES)
 
 
 @pytest.fixture
 def without_minivllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*arguments: Any, **keywords: Any) -> Any:
-        raise AssertionError("minivllm's own part was called")
-
-    monkeypatch.setattr(minivllm.core.block_hash, "hash_block", gone)
-    for owner, names in (
-        (KVCacheManager, ("find_longest_cache_hit",)),
-        (BlockPool, ("free", "touch")),
-        (RadixCache, ("match_prefix",)),
-    ):
-        for name in names:
-            monkeypatch.setattr(owner, name, gone)
+    gone(monkeypatch, minivllm.core.block_hash, "hash_block")
+    gone(monkeypatch, KVCacheManager, "find_longest_cache_hit")
+    gone(monkeypatch, BlockPool, "free", "touch")
+    gone(monkeypatch, RadixCache, "match_prefix")
 
 
 def prompts_that_share(rng: random.Random, count: int) -> list[list[int]]:

@@ -17,6 +17,8 @@ from checks.student.engine import components, save_answer
 from minivllm.components import Components
 from minivllm.worker.graphs import GraphRunner
 from minivllm.worker.model_runner import ModelRunner
+from tests.labs import harness
+from tests.labs.harness import gone
 from tests.worker.test_graphs import checksum, decodes
 from tests.worker.test_model_runner import LLAMA, MISTRAL, complete, make_runner, prompts
 
@@ -25,18 +27,12 @@ METHODS = ("pick_bucket", "fill", "capture", "replay")
 
 @pytest.fixture
 def solved(student: Path) -> Components:
-    for exercise in ("9.2", "9.3"):
-        save_answer(find(exercise), answer_source(find(exercise)))
-    return components()
+    return harness.solved("9.2", "9.3")
 
 
 @pytest.fixture
 def without_minivllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*arguments: Any, **keywords: Any) -> Any:
-        raise AssertionError("minivllm's own method was called")
-
-    for name in METHODS:
-        monkeypatch.setattr(GraphRunner, name, gone)
+    gone(monkeypatch, GraphRunner, *METHODS)
 
 
 def started(folder: Path, parts: Components, model: dict[str, Any] = LLAMA, **settings: Any) -> ModelRunner:

@@ -15,23 +15,13 @@ import pytest
 import torch
 
 import minivllm.sampling.rejection
-from checks.authoring.source import answer_source
-from checks.exercises import find
 from checks.exercises.lab_10_reject import P_LEAST, p_value
-from checks.student.engine import components, save_answer
-from minivllm.components import Components
 from minivllm.sampling_params import SamplingParams
 from minivllm.spec_decode.ngram import NgramDrafter
+from tests.labs.harness import gone, solved
 from tests.spec_decode.harness import GREEDY, SHAPES, Answer, knowing_drafter, make_runner, run, save_model
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
-
-
-def solved(*exercises: str) -> Components:
-    """The parts of a student who wrote what the solutions say."""
-    for exercise in exercises:
-        save_answer(find(exercise), answer_source(find(exercise)))
-    return components()
 
 
 @pytest.fixture
@@ -41,12 +31,8 @@ def lab_10(student: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def without_minivllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*arguments: Any, **keywords: Any) -> Any:
-        raise AssertionError("minivllm's own part was called")
-
-    monkeypatch.setattr(NgramDrafter, "propose", gone)
-    for name in ("verify_greedy", "rejection_sample"):
-        monkeypatch.setattr(minivllm.sampling.rejection, name, gone)
+    gone(monkeypatch, NgramDrafter, "propose")
+    gone(monkeypatch, minivllm.sampling.rejection, "verify_greedy", "rejection_sample")
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,9 @@ from minivllm.components import load_file
 from minivllm.serving.async_llm import AsyncLLM
 from minivllm.serving.echo_model import expected_token_ids, make_tokenizer
 from minivllm.text.detokenizer import IncrementalDetokenizer
+from tests.labs import harness
+from tests.labs.harness import gone
+from tests.serving.harness import eventually, is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 ECHO = make_tokenizer()
@@ -37,30 +38,14 @@ ECHO = make_tokenizer()
 @pytest.fixture
 def solved(student: Path) -> Path:
     """The my_engine/ of a student who wrote what Lab 11's solution says."""
-    for exercise in ("11.1", "11.2", "11.3"):
-        save_answer(find(exercise), answer_source(find(exercise)))
+    harness.solved("11.1", "11.2", "11.3")
     return student / "my_engine"
-
-
-def gone(*arguments: Any, **keywords: Any) -> Any:
-    raise AssertionError("minivllm's own part was called")
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_the_detokenizer_is_a_component_and_gives_whole_characters(solved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = components()["detokenizer"]
     assert ".my_engine." in part.__module__
-    monkeypatch.setattr(IncrementalDetokenizer, "push", gone)
+    gone(monkeypatch, IncrementalDetokenizer, "push")
     output = part(ECHO, prompt_token_ids=[1])
     assert [output.push(token_id) for token_id in ECHO.encode("a🦙é")] == ["a", "", "", "", "🦙", "", "é"]
     assert output.finish() == ""
@@ -73,8 +58,7 @@ def test_the_router_serves_readers_that_are_slow_and_readers_that_leave(
     own = {"components": solved}
     if how == "make_router":
         own = {"make_router": load_file(solved / "serving" / "async_llm.py", solved).OutputRouter}
-    for method in ("open", "route", "leave"):
-        monkeypatch.setattr(minivllm.serving.async_llm.OutputRouter, method, gone)
+    gone(monkeypatch, minivllm.serving.async_llm.OutputRouter, "open", "route", "leave")
 
     async def read(llm: AsyncLLM, prompt: list[int], pause: float, count: int) -> list[int]:
         tokens: list[int] = []
@@ -105,14 +89,14 @@ def test_my_engine_answers_over_http_and_the_server_stops(solved: Path, capsys: 
     server = serving.serve("echo:2", "--block-size", "4", "--max-model-len", "256")
     try:
         assert "--components my_engine" in capsys.readouterr().out
-        front_end = psutil.Process(server.process.pid)
-        (core,) = front_end.children()
+        front_end = server.process.pid
+        (core,) = psutil.Process(front_end).children()
         answer = server.post("/v1/completions", prompt="llama", max_tokens=9, temperature=0)
         assert answer["choices"][0]["text"] == ECHO.decode(expected_token_ids(ECHO.encode("llama"), 9, 256))
         assert server.stats()["requests"] == []
         again = serving.serve("echo:2")  # the cell runs twice: the first is gone
         assert not is_alive(front_end)
-        eventually(lambda: not is_alive(core))
+        eventually(lambda: not is_alive(core.pid))
         again.stop()
         again.stop()
         assert again.process.poll() is not None and serving._running == []
@@ -148,7 +132,7 @@ def test_a_kernel_that_is_killed_leaves_no_server_behind(student: Path) -> None:
         lines = [parent.stdout.readline() for _ in range(3)]
         pid, url = lines[-1].split()
         front_end = psutil.Process(int(pid))
-        processes = [front_end, *front_end.children()]
+        processes = [process.pid for process in (front_end, *front_end.children())]
         assert len(processes) == 2
         parent.send_signal(signal.SIGKILL)
         parent.wait()

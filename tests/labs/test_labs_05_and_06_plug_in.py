@@ -18,7 +18,7 @@ from checks.authoring.source import answer_source
 from checks.exercises import find
 from checks.sandbox.cell import body_without_docstring, find_function
 from checks.student.assemble import Answer, assemble
-from checks.student.engine import REFERENCE, components, save_answer
+from checks.student.engine import REFERENCE, save_answer
 from checks.student.help import answer_text
 from minivllm.bench import metrics
 from minivllm.bench.replay import replay
@@ -33,16 +33,10 @@ from minivllm.observe.recorder import RecordingEngineCore
 from minivllm.sim.echo import EchoExecutor
 from minivllm.worker.input_batch import build_metadata, slot_mapping
 from tests.core.harness import make_engine, make_request, oracle
+from tests.labs.harness import gone, solved
 
 LAB_05, LAB_06 = ("5.2", "5.3", "5.4"), ("6.1", "6.2")
 SCHEDULER_TEXT = (REFERENCE / "core" / "scheduler.py").read_text()
-
-
-def solved(*exercises: str) -> Components:
-    """The parts of a student who wrote what the solutions say."""
-    for exercise in exercises:
-        save_answer(find(exercise), answer_source(find(exercise)))
-    return components()
 
 
 @pytest.fixture
@@ -57,11 +51,7 @@ def lab_06(student: Path) -> Components:
 
 @pytest.fixture
 def without_minivllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*arguments: Any, **keywords: Any) -> Any:
-        raise AssertionError("minivllm's own part was called")
-
-    for name in ("schedule", "num_new_tokens", "finish_reason", "pick_victim", "preempt"):
-        monkeypatch.setattr(Scheduler, name, gone)
+    gone(monkeypatch, Scheduler, "schedule", "num_new_tokens", "finish_reason", "pick_victim", "preempt")
 
 
 def serve(engine: EngineCore, seed: int) -> dict[str, list[int]]:

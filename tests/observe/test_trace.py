@@ -65,10 +65,3 @@ def test_a_step_counts_its_prefill_and_decode_tokens():
     step = StepRecord(0, 1.0, 0.25, 1.0, 0.5, 0.25, tokens={"a": ScheduledTokens(0, 7, 7), "b": ScheduledTokens(9, 1)})
     assert (step.num_tokens, step.num_prefill_tokens, step.num_decode_tokens) == (8, 7, 1)
     assert (step.duration, step.end) == (2.0, 3.0)
-
-
-def test_steps_of_an_unknown_request_are_refused_with_the_known_ones():
-    trace = run(recording_engine(), make_request("a", 5, max_tokens=2))
-    assert [step.index for step in trace.steps_of("a")] == [0, 1]
-    with pytest.raises(ValueError, match="'b' is not in the trace; it has 'a'"):
-        trace.steps_of("b")

@@ -29,7 +29,7 @@ def test_commands(command: wire.Command) -> None:
     "report",
     [
         wire.Progress(20, "Loading."),
-        wire.Ready(EngineConfig(), 100, [2], 9, "text", {"sampler": wire.Part("m", "S", None)}),
+        wire.Ready(EngineConfig(), 100, [2], 9, {"sampler": wire.Part("m", "S", None)}),
         wire.Failed("no", True),
         wire.Outputs([NEWS, EngineCoreOutput("b", error="failed")], wire.CoreStats(num_running=1)),
         wire.Refused("a", "why"),

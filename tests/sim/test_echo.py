@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from minivllm.core.step import CachedRequestData, FinishReason, NewRequestData, SchedulerOutput, StepOutput
@@ -150,6 +152,14 @@ def test_a_request_comes_back_only_after_it_was_dropped():
         executor.submit(first(new(), 6))
     run(executor, first(new(), 6, preempted_req_ids=["a", "never seen"]))
     run(executor, first(new(), 6, finished_req_ids=["a"]))
+
+
+@pytest.mark.parametrize("wrap", [lambda executor: executor, DeferredExecutor])
+def test_a_grammar_mask_is_refused_as_by_the_model_runner(wrap: Callable[[EchoExecutor], EchoExecutor | DeferredExecutor]):
+    executor = wrap(EchoExecutor(4, 4))
+    executor.submit(first(new(), 6))
+    with pytest.raises(ValueError, match="grammar_mask is given, and this executor has no structured output"):
+        executor.sample(grammar_mask=object())
 
 
 def test_a_deferred_step_runs_when_its_result_is_asked_for_and_in_order():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from minivllm.attention.naive import causal_attention
 from minivllm.models.decoder import Decoder
 from minivllm.models.rope import rotary_table
 from minivllm.models.weights import load_config, load_model
+from minivllm.spec_decode import train_eagle
 from minivllm.spec_decode.eagle import SHIPPED, EagleHead, draft_rows
 from minivllm.spec_decode.prompts import HELD_OUT_TEMPLATES, SUBJECTS, TEMPLATES, held_out_prompts, training_prompts
 from minivllm.spec_decode.train_eagle import (
     PASSES,
+    Run,
     Sample,
     acceptance,
     frequent_tokens,
@@ -162,3 +165,18 @@ def test_the_learning_rate_warms_up_and_falls_to_a_twentieth() -> None:
     assert schedule(0, 0.0) < 0.05
     assert schedule(1000, 0.0) == 1.0
     assert schedule(1000, 1.0) == pytest.approx(0.05)
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(str(save_model(tmp_path / "model")), dtype=torch.bfloat16, load_format="dummy")
+    monkeypatch.setattr(train_eagle, "load_model", lambda *_, **__: model)
+    for name in ("held_out", "shard_000"):
+        save_shard(tmp_path / f"{name}.safetensors", [sample(target, 12, 4, seed=i) for i in range(3)])
+    args = argparse.Namespace(model="", work=str(tmp_path), seed=0, draft_vocab_size=40, data_share=0.0, cpu_minutes=0.01)
+    Run(args).train()
+    steps, head = Run(args).progress.steps, torch.load(tmp_path / "checkpoint.pt", weights_only=True)["head"]
+    assert steps > 0 and len(Run(args).progress.curve) == 1
+    args.cpu_minutes = 0.02
+    Run(args).train()
+    assert Run(args).progress.steps > steps and len(Run(args).progress.curve) == 2
+    assert not torch.equal(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["head"]["fc.weight"], head["fc.weight"])

@@ -1,4 +1,4 @@
-"""Tokenizers for the tests of text: two small ones and the real model's."""
+"""Tokenizers for the tests of text: a small one and the real model's."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from pathlib import Path
 import pytest
 
 from minivllm.text.tokenizer import Tokenizer
-from tests.text.small_tokenizers import make_byte_level, make_sentencepiece
+from tests.text.small_tokenizers import make_byte_level
 
 
 @pytest.fixture(scope="session")
 def byte_level() -> Tokenizer:
     return make_byte_level()
-
-
-@pytest.fixture(scope="session")
-def sentencepiece() -> Tokenizer:
-    return make_sentencepiece()
 
 
 @pytest.fixture(scope="session")
