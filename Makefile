@@ -15,7 +15,8 @@ FAST := tests/core tests/sim tests/sampling tests/text tests/package tests/obser
 	tests/spec_decode/test_ngram.py tests/spec_decode/test_config.py tests/serving/test_wire.py \
 	tests/labs/test_build.py tests/labs/test_quiz.py tests/labs/test_stages.py tests/grading/test_outputs.py \
 	tests/bench/test_workloads.py tests/bench/test_replay.py \
-	--ignore tests/attention/test_cpu.py --ignore tests/attention/test_triton_compile.py --ignore tests/text/test_chat.py
+	--ignore tests/attention/test_cpu.py --ignore tests/attention/test_triton_compile.py --ignore tests/text/test_chat.py \
+	--ignore tests/worker/test_on_simulated_cuda.py
 TEST := -m pytest -p no:cacheprovider -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test check fuzz lab build clean

@@ -151,7 +151,7 @@ def test_the_pool_fills_its_share_and_no_more(tmp_path: Path) -> None:
 
 
 def test_no_room_says_what_to_change(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="raise gpu_memory_utilization, or lower max_num_batched_tokens and max_num_seqs"):
+    with pytest.raises(ValueError, match="raise gpu_memory_utilization, lower max_num_batched_tokens and max_num_seqs"):
         make_runner(tmp_path, **ON_GPU, num_gpu_blocks_override=None, gpu_memory_utilization=0.001)
 
 
