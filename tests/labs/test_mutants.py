@@ -36,8 +36,8 @@ SAME = {
     "  =>  sorted_logits, order = logits.sort(dim=-1, descending=True, stable=False)": (
         "which of two equal logits stays is left open by the exercise"
     ),
-    "4.2: num_new_blocks = max(0, -(-num_slots // self.block_size) - len(blocks))"
-    "  =>  num_new_blocks = max(-(-num_slots // self.block_size) - len(blocks), 0)": "max is symmetric",
+    "4.2: num_new_blocks = max(0, num_blocks - len(blocks))"
+    "  =>  num_new_blocks = max(num_blocks - len(blocks), 0)": "max is symmetric",
     "7.1: header = b'\\x00' * 32 if parent is None else parent"
     "  =>  header = b'\\x00' * 33 if parent is None else parent": "any bytes that no digest can be will do for the first block",
     "7.1: header = b'\\x00' * 32 if parent is None else parent"
