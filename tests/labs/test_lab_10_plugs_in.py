@@ -7,15 +7,18 @@ minivllm's own versions of the parts are made to fail first, so that none of the
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import minivllm.sampling.rejection
-from checks.exercises.lab_10_reject import P_LEAST, p_value
+from checks.exercises.lab_10_reject import DRAWS, P_LEAST, p_value, reject_cases
+from checks.exercises.lab_10_run import run_reject
 from minivllm.sampling_params import SamplingParams
 from minivllm.spec_decode.ngram import NgramDrafter
 from tests.labs.harness import gone, solved
@@ -143,3 +146,20 @@ def test_sampled_first_tokens_have_the_models_distribution(lab_10: dict[str, Any
     pooled = (table[0] + table[1]).flatten() / (2 * count)
     for counts in table:  # neither sample is far from what the two have in common
         assert p_value(counts.flatten(), pooled) > P_LEAST
+
+
+def test_an_answer_draws_as_many_requests_though_some_calls_are_slow() -> None:
+    """On a busy machine a call may take ten times as long as the next."""
+    sizes: list[int] = []
+
+    def rejection_sample(draft_ids: Any, *others: Any) -> Any:
+        sizes.append(len(draft_ids))
+        if len(sizes) in (2, 3):
+            stop = time.process_time() + 0.02
+            while time.process_time() < stop:
+                pass
+        return torch.zeros(len(draft_ids), draft_ids.shape[1] + 1, dtype=torch.int64)
+
+    case = next(case for case in reject_cases(0) if case["kind"] != "given")
+    run_reject(SimpleNamespace(rejection_sample=rejection_sample), case)  # type: ignore[arg-type]
+    assert sizes[-1] == DRAWS
