@@ -28,11 +28,21 @@ UNKNOWN_RAM = 4 << 30
 @contextlib.contextmanager
 def device_errors() -> Iterator[None]:
     """A decorator. Errors after which CUDA refuses every call, such as an illegal memory access or a failed assertion in a
-    kernel (but not an allocation that finds no room), become ExecutorDeadError."""
+    kernel (but not a launch that found no memory), become ExecutorDeadError."""
     try:
         yield
     except torch.AcceleratorError as error:
+        if _answers():
+            raise
         raise ExecutorDeadError(f"The GPU computes nothing for this process any more: {error}") from error
+
+
+def _answers() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except Exception:  # the same error again, as for every call from now on
+        return False
+    return True
 
 
 def choose_device(name: str) -> torch.device:

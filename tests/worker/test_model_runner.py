@@ -201,6 +201,17 @@ def test_an_error_after_which_the_gpu_refuses_every_call_is_told_apart(
         do(runner, step_of(new("a", [1, 2], [1])))
 
 
+def test_an_error_after_which_the_gpu_answers_is_the_steps_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    runner = make_runner(tmp_path)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
+    monkeypatch.setattr(runner, "_forward", fail)
+    with pytest.raises(torch.AcceleratorError, match="out of memory"):
+        do(runner, step_of(new("a", [1, 2], [1])))
+
+
 def test_a_handle_gives_its_result_any_number_of_times(tmp_path: Path) -> None:
     runner = make_runner(tmp_path)
     runner.submit(step_of(new("a", [1, 2], [1])))
