@@ -425,7 +425,7 @@ def _judge_tables(tables: dict[str, list[int]], answer: dict[str, Any]) -> Verdi
             told += f" req_to_blocks has no entry {owner!r}. Its keys are request ids (request.request_id)."
             told += " Was the list stored there?"
         elif NUMBER in there:
-            told += " It holds the blocks themselves, not their numbers: they go back to the pool."
+            told += " These are bare numbers. The table is to hold the blocks themselves: they go back to the pool."
         elif wanted[-len(there) :] == there:
             told += " The new blocks join those it has, behind them."
         elif len(there) > len(wanted):

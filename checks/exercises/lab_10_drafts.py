@@ -240,7 +240,7 @@ def _why_verify(drafts: list[int], best: list[int], num_accepted: int, got: list
         told = f"Draft {num_accepted + 1} ({drafts[num_accepted]}) is not what the target would choose there"
         return f"{told}, {best[num_accepted]} is. Near is not enough."
     if got[: num_accepted + 1] == best[: num_accepted + 1] and set(got[num_accepted + 1 :]) in ({-1}, {0}):
-        return "It is filled up behind the tokens that count. They alone are returned; how many these are says the length."
+        return "It is filled up behind the tokens that count. Return these alone: the length says how many they are."
     if got == drafts:
         return "Those are the drafts as they came."
     if got[:num_accepted] == drafts[:num_accepted] and len(got) == num_accepted + 1:

@@ -1,4 +1,4 @@
-# expect: It holds the blocks themselves
+# expect: The table is to hold the blocks themselves
 class KVCacheManager:
     capabilities = frozenset({"paging"})
 
