@@ -119,3 +119,11 @@ def test_wrong_flags_end_it_before_an_engine_is_started(flags: list[str], capsys
     with pytest.raises(SystemExit):
         main(flags)
     assert "usage: minivllm bench compare" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_engines_that_would_take_a_whole_gpu_share_it(monkeypatch: pytest.MonkeyPatch, has_gpu: bool) -> None:
+    from minivllm.bench import peers
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    assert peers._share_of_gpu({"share_of_gpu": 0.3}) == ({"gpu_memory_utilization": 0.3} if has_gpu else {})

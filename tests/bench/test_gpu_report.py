@@ -49,6 +49,7 @@ def test_steps_are_measured_with_graphs_and_without(llm: LLM) -> None:
     assert [(row["batch"], row["length"]) for row in part["rows"]] == [(1, 20), (4, 20)]
     assert all(row["eager_ms"] > 0 and row["graphed_ms"] > 0 for row in part["rows"])
     assert runner.graphs.buffers.seq_lens.tolist() == [1] * 4  # padding again
+    assert "in float32, graphed, attention" in runner.describe()
 
 
 def test_sequences_are_shorter_where_the_pool_is_small(llm: LLM) -> None:

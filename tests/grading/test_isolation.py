@@ -216,3 +216,8 @@ def test_without_namespaces_the_points_are_the_same_and_the_results_say_so(tmp_p
         assert record.isolation == "not isolated"
         assert next(r.status for r in record.exercises if r.exercise == "4.3") == students[record.student], record.student
     assert os.getpid()  # and this process was not killed
+
+
+def test_a_childs_torch_sees_no_gpu(tmp_path: Path) -> None:
+    """Points are the same whatever card the grader has."""
+    assert jail_for(Trees(tmp_path)).environ()["CUDA_VISIBLE_DEVICES"] == ""

@@ -121,3 +121,15 @@ def test_long_findings_are_wrapped_and_commands_are_not() -> None:
     command = "python -m pip install " + " ".join(f"package{i}" for i in range(12))
     *told, do = lines_of(Finding(NOTE, "packages", "word " * 40, command))
     assert all(len(line) <= doctor.WIDTH for line in told) and do.endswith(command)
+
+
+def test_a_driver_that_hangs_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from checks import install
+
+    def hang(command: list[str], **options: object) -> None:
+        raise subprocess.TimeoutExpired(command, 20)
+
+    monkeypatch.setattr(install.Path, "exists", lambda path: False)
+    monkeypatch.setattr(install.shutil, "which", lambda name: name)
+    monkeypatch.setattr(install.subprocess, "run", hang)
+    assert not install.has_nvidia_gpu()
